@@ -1,0 +1,47 @@
+# Every target sets itself up: a fresh machine needs Python 3.11, make and the package registries.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+JOBS   ?= 2
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test check format bench soak clean
+
+help:            ## list the targets
+	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 16
+
+install: $(STAMP) ## make .venv with everything that the tests need
+
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "TensorForge needs Python 3.11 or newer; PYTHON=... selects one")'
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing TensorForge and its tools into $(VENV) (a few minutes the first time)"
+	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
+	@touch $@
+
+demo: $(STAMP)   ## run the main job
+	@$(BIN)/python examples/demo.py
+
+test: $(STAMP)   ## run the tests
+	@$(BIN)/python -m pytest -m "not soak" -n $(JOBS) --dist worksteal -q
+
+check: $(STAMP)  ## lint, formatting, types, import rules
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+format: $(STAMP) ## apply the formatter and the safe lint fixes
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(STAMP)  ## run every benchmark; each prints our figure, the peer's and the limit
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
+
+soak: $(STAMP)   ## the long randomised tests
+	@TENSORFORGE_SOAK=1 $(BIN)/python -m pytest -m soak -n $(JOBS) --dist worksteal --timeout 3600
+
+clean:           ## remove what the other targets made
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output

@@ -1,0 +1,5 @@
+"""`python -m tensorforge` is the `tensorforge` command."""
+
+from tensorforge.cli.main import main
+
+main()

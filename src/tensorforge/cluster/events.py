@@ -1,0 +1,68 @@
+"""A change from one topology to the next, and why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import Enum
+
+from tensorforge.cluster.topology import ClusterTopology
+from tensorforge.cluster.worker import WorkerId
+from tensorforge.errors import InvalidInputError
+
+
+class RescaleType(Enum):
+    """Which way the cluster changed."""
+
+    SCALE_UP = "scale_up"
+    SCALE_DOWN = "scale_down"
+    REPLACE = "replace"
+    """Standbys took the places of failed workers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RescalingEvent:
+    """One rescale: the topologies on both sides, who came, who went, and the reason."""
+
+    type: RescaleType
+    old_topology: ClusterTopology
+    new_topology: ClusterTopology
+    added_workers: tuple[WorkerId, ...] = ()
+    removed_workers: tuple[WorkerId, ...] = ()
+    trigger_reason: str = ""
+    event_time: datetime = field(default_factory=lambda: datetime.now(UTC))
+
+    def __post_init__(self) -> None:
+        if self.new_topology.epoch <= self.old_topology.epoch:
+            raise InvalidInputError(
+                f"new_topology: generation {self.new_topology.epoch} does not follow "
+                f"{self.old_topology.epoch}"
+            )
+        old, new = set(self.old_topology.workers), set(self.new_topology.workers)
+        if set(self.added_workers) != new - old:
+            raise InvalidInputError("added_workers: not those that only the new topology has")
+        if set(self.removed_workers) != old - new:
+            raise InvalidInputError("removed_workers: not those that only the old topology has")
+
+    @classmethod
+    def between(
+        cls, old: ClusterTopology, new: ClusterTopology, reason: str, *, at: datetime | None = None
+    ) -> RescalingEvent:
+        """The event that leads from `old` to `new`, its type and lists derived from them."""
+        added = tuple(worker for worker in new.workers if worker not in old)
+        removed = tuple(worker for worker in old.workers if worker not in new)
+        if new.world_size > old.world_size:
+            kind = RescaleType.SCALE_UP
+        elif new.world_size < old.world_size:
+            kind = RescaleType.SCALE_DOWN
+        else:
+            kind = RescaleType.REPLACE
+        return cls(
+            type=kind,
+            old_topology=old,
+            new_topology=new,
+            added_workers=added,
+            removed_workers=removed,
+            trigger_reason=reason,
+            event_time=at or datetime.now(UTC),
+        )

@@ -1,0 +1,104 @@
+"""The members of one generation, and the one place that holds the current one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from tensorforge.cluster.worker import WorkerId
+from tensorforge.errors import (
+    AlreadyExistsError,
+    InvalidInputError,
+    NotFoundError,
+    StaleGenerationError,
+)
+
+
+def _now() -> datetime:
+    return datetime.now(UTC)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterTopology:
+    """Who is a member, in order of rank. `epoch` is the generation: it only ever grows.
+
+    A topology never changes; `add_worker` and `remove_worker` return the next one.
+    """
+
+    workers: tuple[WorkerId, ...] = ()
+    epoch: int = 0
+    last_updated: datetime = field(default_factory=_now)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "workers", tuple(self.workers))
+        if isinstance(self.epoch, bool) or not isinstance(self.epoch, int) or self.epoch < 0:
+            raise InvalidInputError(f"epoch = {self.epoch!r}: must be a whole number, 0 or more")
+        if len({worker.id for worker in self.workers}) != len(self.workers):
+            raise InvalidInputError("workers: two members have the same id")
+
+    @property
+    def world_size(self) -> int:
+        """How many members there are."""
+        return len(self.workers)
+
+    def __contains__(self, worker: object) -> bool:
+        return worker in self.workers
+
+    def rank_of(self, worker: WorkerId) -> int:
+        """The member's rank; a stranger is a `NotFoundError`."""
+        try:
+            return self.workers.index(worker)
+        except ValueError:
+            raise NotFoundError(f"{worker} is not a member of generation {self.epoch}") from None
+
+    def add_worker(self, worker: WorkerId, *, at: datetime | None = None) -> ClusterTopology:
+        """The next generation, with `worker` at the last rank."""
+        if any(member.id == worker.id for member in self.workers):
+            raise AlreadyExistsError(f"{worker.id} is a member of generation {self.epoch} already")
+        return self.succeed((*self.workers, worker), at=at)
+
+    def remove_worker(self, worker: WorkerId, *, at: datetime | None = None) -> ClusterTopology:
+        """The next generation, without `worker`; the others keep their order."""
+        self.rank_of(worker)
+        return self.succeed((member for member in self.workers if member != worker), at=at)
+
+    def succeed(
+        self, workers: Iterable[WorkerId], *, at: datetime | None = None
+    ) -> ClusterTopology:
+        """The next generation with these members: any number of changes in one step."""
+        return ClusterTopology(
+            workers=tuple(workers), epoch=self.epoch + 1, last_updated=at or _now()
+        )
+
+
+class TopologyHolder:
+    """The current topology, shared by threads. It only ever moves to a later generation."""
+
+    def __init__(self, topology: ClusterTopology | None = None) -> None:
+        self._lock = threading.Lock()
+        self._topology = topology if topology is not None else ClusterTopology()
+
+    @property
+    def current(self) -> ClusterTopology:
+        """The newest topology."""
+        return self._topology
+
+    def replace(self, topology: ClusterTopology) -> None:
+        """Adopt a later topology; an older or equal generation is a `StaleGenerationError`."""
+        with self._lock:
+            self._adopt(topology)
+
+    def update(self, change: Callable[[ClusterTopology], ClusterTopology]) -> ClusterTopology:
+        """Apply `change` to the current topology; no other update comes in between."""
+        with self._lock:
+            self._adopt(change(self._topology))
+            return self._topology
+
+    def _adopt(self, topology: ClusterTopology) -> None:
+        if topology.epoch <= self._topology.epoch:
+            raise StaleGenerationError(
+                f"generation {topology.epoch} does not follow {self._topology.epoch}"
+            )
+        self._topology = topology

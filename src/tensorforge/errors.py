@@ -1,0 +1,157 @@
+"""Every error that TensorForge raises on purpose.
+
+    TensorForgeError
+    ├── InvalidInputError              the caller passed something wrong (also a ValueError)
+    │   ├── ConfigurationError         a setting breaks its rule: field, value, rule
+    │   └── EncodingError              data from a file or a peer is not what it claims to be
+    ├── NotFoundError                  the named thing does not exist (also a LookupError)
+    ├── ConflictError                  the world is not as the caller assumed
+    │   ├── AlreadyExistsError         the name is taken
+    │   ├── TransitionError            the lifecycle has no such move: current, requested, allowed
+    │   ├── StaleGenerationError       the sender belongs to an older generation (it is fenced)
+    │   └── ClosedError                used after it was closed
+    ├── CapacityError                  there is no room: requested, available
+    ├── AuthenticationError            nobody knows who this is
+    ├── PermissionDeniedError          known, but not allowed
+    ├── UnavailableError               a peer or a service cannot be reached now (retryable)
+    │   └── DeadlineExceededError      it did not answer in time (retryable)
+    ├── IntegrityError                 bytes are not the ones that were written
+    ├── CheckpointError                a checkpoint could not be saved, loaded or trusted
+    └── TrainingAbortedError           the run ended itself, and says why
+
+A message says what happened, to what, what was expected and what to do. `retryable` tells
+`RetryPolicy` whether the same call may succeed later.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import Enum
+from typing import Any, ClassVar
+
+
+class TensorForgeError(Exception):
+    """The root: catch it to catch every deliberate error of this project."""
+
+    retryable: ClassVar[bool] = False
+
+
+class InvalidInputError(TensorForgeError, ValueError):
+    """The caller passed something that can never work; fix the call."""
+
+
+class ConfigurationError(InvalidInputError):
+    """A setting breaks its rule."""
+
+    def __init__(self, field: str, value: object, rule: str) -> None:
+        super().__init__(f"{field} = {value!r}: {rule}")
+        self.field = field
+        self.value = value
+        self.rule = rule
+
+
+class EncodingError(InvalidInputError):
+    """Encoded data is malformed, of another type, or of an unknown version."""
+
+
+class NotFoundError(TensorForgeError, LookupError):
+    """The named thing does not exist."""
+
+
+class ConflictError(TensorForgeError):
+    """The request was well formed, but the state of the world forbids it."""
+
+
+class AlreadyExistsError(ConflictError):
+    """The name is taken; nothing was changed."""
+
+
+class TransitionError(ConflictError):
+    """A lifecycle has no move from the current state to the requested one."""
+
+    def __init__(
+        self, lifecycle: str, current: Enum, requested: Enum, allowed: Iterable[Enum]
+    ) -> None:
+        self.lifecycle = lifecycle
+        self.current = current
+        self.requested = requested
+        self.allowed = tuple(allowed)
+        names = ", ".join(str(state.value) for state in self.allowed) or "nothing: it is final"
+        super().__init__(
+            f"{lifecycle} cannot go from {current.value} to {requested.value}; allowed: {names}"
+        )
+
+
+class StaleGenerationError(ConflictError):
+    """A message of an older generation or incarnation: its sender is fenced off."""
+
+
+class ClosedError(ConflictError):
+    """The object was closed, or never opened."""
+
+
+class CapacityError(TensorForgeError):
+    """There is no room for the request."""
+
+    def __init__(self, message: str, *, requested: int, available: int) -> None:
+        super().__init__(message)
+        self.requested = requested
+        self.available = available
+
+
+class AuthenticationError(TensorForgeError):
+    """The token or certificate is missing, unknown, expired or revoked."""
+
+
+class PermissionDeniedError(TensorForgeError):
+    """The caller is known but lacks the scope that this needs."""
+
+
+class UnavailableError(TensorForgeError):
+    """A peer or a service cannot be reached at the moment."""
+
+    retryable: ClassVar[bool] = True
+
+
+class DeadlineExceededError(UnavailableError, TimeoutError):
+    """A bounded wait ran out."""
+
+
+class IntegrityError(TensorForgeError):
+    """Bytes differ from the ones that were written: a checksum does not match."""
+
+
+class CheckpointErrorType(Enum):
+    """What went wrong with a checkpoint."""
+
+    UNKNOWN = "unknown"
+    SAVE_FAILED = "save_failed"
+    LOAD_FAILED = "load_failed"
+    VALIDATION_FAILED = "validation_failed"
+    CORRUPTED_CHECKPOINT = "corrupted_checkpoint"
+    INCOMPATIBLE_VERSION = "incompatible_version"
+    TIMEOUT = "timeout"
+    STORAGE_ERROR = "storage_error"
+
+
+class CheckpointError(TensorForgeError):
+    """A checkpoint could not be saved, loaded or trusted."""
+
+    def __init__(
+        self,
+        message: str,
+        checkpoint_path: str = "",
+        type: CheckpointErrorType = CheckpointErrorType.UNKNOWN,  # noqa: A002  the specification's name
+    ) -> None:
+        super().__init__(message)
+        self.checkpoint_path = checkpoint_path
+        self.type = type
+
+
+class TrainingAbortedError(TensorForgeError):
+    """The run ended itself: too many failures, too few workers, or a user's decision."""
+
+    def __init__(self, reason: str, **facts: Any) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.facts = facts

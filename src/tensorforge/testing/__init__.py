@@ -1,0 +1,1 @@
+"""Tools for tests, ours and our users': never imported by shipped code."""

@@ -1,0 +1,53 @@
+"""The public names are the few in `__all__`, and each is documented."""
+
+import importlib
+import json
+import subprocess
+import sys
+
+import pytest
+
+PUBLIC = {
+    "tensorforge.elastic": {
+        "WORKER_LIFECYCLE",
+        "AdaptationStrategy",
+        "ClusterTopology",
+        "ElasticTrainingConfig",
+        "GlobalTrainingState",
+        "RedistributionType",
+        "RescaleType",
+        "RescalingEvent",
+        "TopologyHolder",
+        "WorkerId",
+        "WorkerMetadata",
+        "WorkerStatus",
+        "adapt_learning_rate",
+    },
+}
+
+CONTROL_PLANE = [
+    "tensorforge",
+    "tensorforge.elastic",
+    "tensorforge.storage.database",
+    "tensorforge.cli.main",
+]
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_a_package_exports_exactly_what_it_promises(package):
+    module = importlib.import_module(package)
+    assert set(module.__all__) == PUBLIC[package]
+    for name in module.__all__:
+        value = getattr(module, name)
+        assert not callable(value) or value.__doc__, f"{package}.{name} has no docstring"
+
+
+def test_the_control_plane_starts_without_torch():
+    code = (
+        "import sys, json\n"
+        f"for name in {CONTROL_PLANE!r}: __import__(name)\n"
+        "heavy = [m for m in sys.modules if m.split('.')[0] in ('torch', 'numpy')]\n"
+        "print(json.dumps(heavy))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    assert json.loads(done.stdout) == []
