@@ -8,11 +8,15 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing import resource_tracker
 from pathlib import Path
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+
+# The standard library starts this helper process once and keeps it; it is no test's leak.
+resource_tracker.ensure_running()
 
 SOAK = bool(os.environ.get("TENSORFORGE_SOAK"))
 GRACE_SECONDS = 5.0
@@ -70,6 +74,8 @@ def no_leaks(
 
     What ends by itself shortly after the test is no leak, so the check waits a little before it judges.
     """
+    if {"postgres_url", "database_url"} & set(request.fixturenames):
+        request.getfixturevalue("postgres_server")  # the session's, so no leak of this test
     folder = tmp_path_factory.mktemp("tempfile")
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     monkeypatch.setenv("TMPDIR", str(folder))

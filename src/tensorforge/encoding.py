@@ -18,7 +18,7 @@ is due are each an `EncodingError` that names the place. A class whose encoding 
 | a dataclass | an object with every field |
 | `tuple[T, ...]` | an array |
 | `Mapping[str, V]`, `Mapping[int, V]` | an object |
-| `Mapping[K, V]` with other keys | an array of pairs |
+| `Mapping[K, V]` with other keys | an array of pairs; `{}` if there are none |
 """
 
 from __future__ import annotations
@@ -170,6 +170,8 @@ def _decode_mapping(data: Json, kinds: tuple[Any, ...], where: str) -> Mapping[A
             )
             for key, item in data.items()
         }
+    if data == {}:  # an encoder sees no keys in an empty mapping, so it cannot tell their type
+        return {}
     if not isinstance(data, list) or not all(isinstance(p, list) and len(p) == 2 for p in data):
         raise _mismatch(data, "an array of pairs", where)
     result = {

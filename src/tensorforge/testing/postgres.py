@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import uuid
+import warnings
 from collections.abc import Iterator
 
 import sqlalchemy as sa
@@ -13,10 +14,13 @@ import sqlalchemy as sa
 @contextlib.contextmanager
 def running_postgres() -> Iterator[str]:
     """Start a server in a temporary folder, yield its URL, stop it and remove the folder."""
-    from pgserver.postgres_server import get_server
-
     with tempfile.TemporaryDirectory(prefix="tensorforge-pg-") as folder:
-        server = get_server(folder, cleanup_mode="delete")
+        with warnings.catch_warnings():
+            # It keeps its locks below XDG_RUNTIME_DIR, and warns where a machine has none.
+            warnings.simplefilter("ignore")
+            from pgserver.postgres_server import get_server
+
+            server = get_server(folder, cleanup_mode="delete")
         try:
             yield server.get_uri()
         finally:
