@@ -29,6 +29,7 @@ CONTROL_PLANE = [
     "tensorforge",
     "tensorforge.elastic",
     "tensorforge.storage.database",
+    "tensorforge.storage.opening",
     "tensorforge.cli.main",
 ]
 
