@@ -40,6 +40,7 @@ CONTROL_PLANE = [
     "tensorforge.data",
     "tensorforge.elastic",
     "tensorforge.storage.database",
+    "tensorforge.storage.opening",
     "tensorforge.cli.main",
 ]
 
