@@ -9,11 +9,17 @@ import pytest
 
 PUBLIC = {
     "tensorforge.data": {
+        "DataRedistributionPlan",
+        "DataRedistributor",
         "DataShard",
+        "DataTransfer",
         "IntervalSet",
         "Ledger",
         "LedgerProof",
         "Order",
+        "PlanProblem",
+        "PlanProblemKind",
+        "PlanValidation",
         "ShardLocalOrder",
         "ShuffledOrder",
         "partition",
