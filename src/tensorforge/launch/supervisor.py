@@ -42,9 +42,9 @@ from tensorforge.launch.instructions import (
     Kill,
     Level,
     Outcome,
-    Promote,
     Retire,
     Say,
+    SetTarget,
     StartCoordinator,
     StartWorker,
     StopCoordinator,
@@ -56,6 +56,8 @@ EXPLANATION_TIMEOUT = 5.0
 QUICK_DEATH = 5.0
 """A coordinator that lived for less seconds than this did not come up."""
 COORDINATOR_ATTEMPTS = 6
+SHRINK_TIMEOUT = 10.0
+"""Seconds for the coordinator to let surplus workers go; it knows best which ones."""
 
 
 class Phase(Enum):
@@ -70,8 +72,6 @@ class Phase(Enum):
 @dataclass(slots=True)
 class _Worker:
     name: str
-    number: int
-    standby: bool
     started_at: float
     joined: bool = False
     leaving: bool = False
@@ -99,6 +99,8 @@ class Supervisor:
         self._released: set[str] = set()
         self._unexplained: dict[str, float] = {}
         self._ever_joined = False
+        self._members: frozenset[str] = frozenset()
+        self._shrink_at: float | None = None
         self._outcome: Outcome | None = None
         self._coordinator_up = False
         self._coordinator_known = False
@@ -153,6 +155,8 @@ class Supervisor:
         yield from self._unexplained.values()
         if self._coordinator_due is not None:
             yield self._coordinator_due
+        if self._shrink_at is not None and self._phase is Phase.RUNNING:
+            yield self._shrink_at
         for worker in self._workers.values():
             if worker.kill_at is not None:
                 yield worker.kill_at
@@ -203,8 +207,9 @@ class Supervisor:
         elif self._unexplained.pop(event.worker, None) is None:
             return
         self._released.add(event.worker)
-        if worker is None or not worker.standby:
+        if self._surplus() < 0:
             self._target = self._policy.clamp(self._target - 1)
+            self._out.append(SetTarget(self._target))
         self._say(f"{event.worker} leaves as asked; {self._target} workers wanted now", Level.INFO)
 
     def _worker_exited(self, event: WorkerExited, now: float) -> None:
@@ -227,18 +232,20 @@ class Supervisor:
 
     def _generation_formed(self, event: GenerationFormed, now: float) -> None:
         self._ever_joined = True
+        self._members = frozenset(event.members)
         for name in event.members:
             if name in self._workers:
                 self._workers[name].joined = True
                 self._workers[name].lost_at = None
         self._hangs.moved(now, forward=False)
 
-    def _target_changed(self, event: TargetChanged, _now: float) -> None:
+    def _target_changed(self, event: TargetChanged, now: float) -> None:
         wanted = self._policy.clamp(event.workers)
         if wanted == self._target:
             return
         self._say(f"{wanted} workers wanted instead of {self._target}", Level.INFO)
         self._target, self._forfeited = wanted, 0
+        self._shrink_at = now + SHRINK_TIMEOUT
 
     def _training_finished(self, event: TrainingFinished, now: float) -> None:
         success = Outcome(0, event.reason or "training finished")
@@ -325,42 +332,31 @@ class Supervisor:
     def _reconcile(self, now: float) -> None:
         if self._phase is not Phase.RUNNING or not self._coordinator_known:
             return
-        wanted = max(0, self._target + self._policy.standbys - self._forfeited)
-        missing = wanted - len(self._live()) - len(self._unexplained)
+        missing = -self._surplus()
         del self._owed[max(0, missing) :]
         self._owed = [at for at in self._owed if at > now]
-        self._promote()
         for _ in range(missing - len(self._owed)):
             self._start(now)
-        self._shrink(now)
+        if missing >= 0:
+            self._shrink_at = None
+        elif self._shrink_at is not None and now >= self._shrink_at:
+            self._shrink_at = None
+            for worker in self._live()[missing:]:
+                self._retire(worker, now)
+
+    def _surplus(self) -> int:
+        """How many more run, or may yet be explained, than are wanted."""
+        wanted = max(0, self._target + self._policy.standbys - self._forfeited)
+        return len(self._live()) + len(self._unexplained) - wanted
 
     def _start(self, now: float) -> None:
-        worker = _Worker(f"worker-{self._count}", self._count, not self._lacking(), now)
+        worker = _Worker(f"worker-{self._count}", now)
         self._count += 1
         self._workers[worker.name] = worker
-        self._out.append(StartWorker(worker.name, worker.standby))
-
-    def _promote(self) -> None:
-        for standby in [worker for worker in self._live() if worker.standby]:
-            if self._lacking():
-                standby.standby = False
-                self._out.append(Promote(standby.name))
-                self._say(f"{standby.name} steps in", Level.INFO, standby.name)
-
-    def _shrink(self, now: float) -> None:
-        active = [worker for worker in self._live() if not worker.standby]
-        standby = [worker for worker in self._live() if worker.standby]
-        for surplus in (active[self._target :], standby[self._policy.standbys :]):
-            for worker in surplus:
-                self._retire(worker, now)
+        self._out.append(StartWorker(worker.name))
 
     def _live(self) -> list[_Worker]:
         return [worker for worker in self._workers.values() if not worker.leaving]
-
-    def _lacking(self) -> bool:
-        """Whether fewer take part than are wanted; one that just ended may yet be explained."""
-        taking_part = sum(not worker.standby for worker in self._live())
-        return taking_part + len(self._unexplained) < self._target
 
     def _check_deadlines(self, now: float) -> None:
         if self._coordinator_due is not None and now >= self._coordinator_due:
@@ -402,14 +398,17 @@ class Supervisor:
             )
             self._stop(Outcome(1, reason, name), now, graceful=False)
             return
-        ghost = _Worker(name, -1, False, now)
+        ghost = _Worker(name, now)
         self._failed(ghost, "ended (code 0) before the training was complete", None, now)
 
     def _check_progress(self, now: float) -> None:
         candidates = [
             worker.name
             for worker in self._live()
-            if worker.joined and not worker.standby and worker.lost_at is None and not worker.doom
+            if worker.joined
+            and worker.name in self._members
+            and worker.lost_at is None
+            and not worker.doom
         ]
         for name in self._hangs.overdue(candidates, now):
             self._out.append(DumpStacks(name))
