@@ -34,7 +34,7 @@ from tensorforge.launch.events import (
     WorkerReleased,
 )
 from tensorforge.launch.exits import UserFailure, describe_exit
-from tensorforge.launch.hangs import HangWatch
+from tensorforge.launch.hangs import DUMP_TIMEOUT, HangWatch
 from tensorforge.launch.instructions import (
     DumpStacks,
     End,
@@ -278,6 +278,9 @@ class Supervisor:
 
     def _stacks_dumped(self, event: StacksDumped, _now: float) -> None:
         self._hangs.dumped(event.worker, event.text)
+        worker = self._workers.get(event.worker)
+        if worker is not None and worker.doom is not None and worker.kill_at is not None:
+            self._kill(worker)
 
     _HANDLERS: ClassVar[Mapping[type, Callable[[Any, Any, float], None]]] = {
         CoordinatorStarted: _coordinator_started,
@@ -375,15 +378,16 @@ class Supervisor:
     def _check_worker(self, worker: _Worker, now: float) -> None:
         if worker.kill_at is not None:
             if now >= worker.kill_at:
-                self._say(f"{worker.name} did not end in time and is killed", Level.WARNING)
+                if worker.doom is None:
+                    self._say(f"{worker.name} did not end in time and is killed", Level.WARNING)
                 self._kill(worker)
         elif worker.lost_at is not None:
             if now >= worker.lost_at + self._policy.lost_timeout:
                 self._doom(worker, f"was given up by the coordinator ({worker.lost_reason})")
         elif self._is_overdue(worker, now):
+            worker.doom = f"did not join within {self._policy.hang_timeout:g} s"
+            worker.kill_at = now + DUMP_TIMEOUT
             self._out.append(DumpStacks(worker.name))
-            late = f"did not join within {self._policy.hang_timeout:g} s; its stacks are above"
-            self._doom(worker, late)
 
     def _is_overdue(self, worker: _Worker, now: float) -> bool:
         timeout = self._policy.hang_timeout
@@ -418,7 +422,7 @@ class Supervisor:
         silent = f"no progress for {self._policy.hang_timeout:g} s"
         for name in verdict.hung:
             if name in self._workers:
-                self._doom(self._workers[name], f"hangs: {silent}; its stacks are above")
+                self._doom(self._workers[name], f"hangs: {silent}")
         if not verdict.hung and verdict.in_a_row == 1:
             self._say(f"{silent}: every worker waits for the others", Level.WARNING)
         elif not verdict.hung:
