@@ -23,11 +23,31 @@ PUBLIC = {
         "WorkerStatus",
         "adapt_learning_rate",
     },
+    "tensorforge.memory": {
+        "BLOCK_LIFECYCLE",
+        "AllocationRequest",
+        "AllocationResult",
+        "BlockStatus",
+        "GpuDevice",
+        "MemoryBlock",
+        "MemoryPool",
+        "PoolStats",
+        "align_up",
+        "best_fit_block",
+        "estimate_oom_seconds",
+        "eviction_candidates",
+        "fragmentation_ratio",
+        "is_power_of_two",
+        "memory_pressure",
+        "optimal_pool_size",
+        "should_defragment",
+    },
 }
 
 CONTROL_PLANE = [
     "tensorforge",
     "tensorforge.elastic",
+    "tensorforge.memory",
     "tensorforge.storage.database",
     "tensorforge.cli.main",
 ]
