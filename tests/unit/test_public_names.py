@@ -8,6 +8,22 @@ import sys
 import pytest
 
 PUBLIC = {
+    "tensorforge.data": {
+        "DataRedistributionPlan",
+        "DataRedistributor",
+        "DataShard",
+        "DataTransfer",
+        "IntervalSet",
+        "Ledger",
+        "LedgerProof",
+        "Order",
+        "PlanProblem",
+        "PlanProblemKind",
+        "PlanValidation",
+        "ShardLocalOrder",
+        "ShuffledOrder",
+        "partition",
+    },
     "tensorforge.elastic": {
         "WORKER_LIFECYCLE",
         "AdaptationStrategy",
@@ -27,8 +43,10 @@ PUBLIC = {
 
 CONTROL_PLANE = [
     "tensorforge",
+    "tensorforge.data",
     "tensorforge.elastic",
     "tensorforge.storage.database",
+    "tensorforge.storage.opening",
     "tensorforge.cli.main",
 ]
 
