@@ -104,6 +104,7 @@ PUBLIC = {
         "rollback_priority",
         "select_best_model",
         "shape_compatibility",
+    },
     "tensorforge.memory": {
         "BLOCK_LIFECYCLE",
         "AllocationRequest",
