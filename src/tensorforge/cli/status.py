@@ -72,7 +72,7 @@ def _summary(view: ClusterView) -> Text:
     lines = [
         f"run {view.run_id}: {view.phase}, generation {view.generation}",
         f"{members} workers ({limits}{wanted}), {len(view.waiting)} waiting",
-        f"epoch {state.epoch}, step {state.step}, learning rate {state.learning_rate:g}, {state.samples} samples",
+        f"epoch {state.epoch}, step {state.step}, rate {state.learning_rate:g}, {state.samples} samples",
     ]
     if view.ended is not None:
         lines.append(f"{view.ended.outcome}: {view.ended.reason}")
