@@ -4,20 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import Enum
 
+from tensorforge.cluster.config import RescaleType
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.worker import WorkerId
 from tensorforge.errors import InvalidInputError
-
-
-class RescaleType(Enum):
-    """Which way the cluster changed."""
-
-    SCALE_UP = "scale_up"
-    SCALE_DOWN = "scale_down"
-    REPLACE = "replace"
-    """Standbys took the places of failed workers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,8 +18,9 @@ from tensorforge.cluster.config import (
     AdaptationStrategy,
     ElasticTrainingConfig,
     RedistributionType,
+    RescaleType,
 )
-from tensorforge.cluster.events import RescaleType, RescalingEvent
+from tensorforge.cluster.events import RescalingEvent
 from tensorforge.cluster.state import GlobalTrainingState
 from tensorforge.cluster.topology import ClusterTopology, TopologyHolder
 from tensorforge.cluster.worker import WORKER_LIFECYCLE, WorkerId, WorkerMetadata, WorkerStatus

@@ -21,8 +21,7 @@ from typing import Any
 
 import msgspec
 
-from tensorforge.cluster.config import ElasticTrainingConfig
-from tensorforge.cluster.events import RescaleType
+from tensorforge.cluster.config import ElasticTrainingConfig, RescaleType
 from tensorforge.cluster.worker import WorkerId, WorkerStatus
 from tensorforge.elastic import inputs, messages, records
 from tensorforge.elastic.instructions import Close, Instruction, Note, Record, Send
