@@ -8,6 +8,16 @@ import sys
 import pytest
 
 PUBLIC = {
+    "tensorforge.data": {
+        "DataShard",
+        "IntervalSet",
+        "Ledger",
+        "LedgerProof",
+        "Order",
+        "ShardLocalOrder",
+        "ShuffledOrder",
+        "partition",
+    },
     "tensorforge.elastic": {
         "WORKER_LIFECYCLE",
         "AdaptationStrategy",
@@ -27,8 +37,10 @@ PUBLIC = {
 
 CONTROL_PLANE = [
     "tensorforge",
+    "tensorforge.data",
     "tensorforge.elastic",
     "tensorforge.storage.database",
+    "tensorforge.storage.opening",
     "tensorforge.cli.main",
 ]
 

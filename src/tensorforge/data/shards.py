@@ -1,0 +1,58 @@
+"""A shard: the unit of data, of work and of numerics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorforge.errors import InvalidInputError
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class DataShard:
+    """The half-open range `[start_index, end_index)` of an epoch's order, under a number."""
+
+    shard_id: int
+    start_index: int
+    end_index: int
+
+    def __post_init__(self) -> None:
+        for name in ("shard_id", "start_index", "end_index"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 0:
+                raise InvalidInputError(f"{name} = {value!r}: must be a whole number, 0 or more")
+        if self.start_index > self.end_index:
+            raise InvalidInputError(
+                f"start_index = {self.start_index}: must not exceed end_index = {self.end_index}"
+            )
+
+    @property
+    def size(self) -> int:
+        """How many samples the shard has."""
+        return self.end_index - self.start_index
+
+    def __str__(self) -> str:
+        return f"shard {self.shard_id} [{self.start_index}, {self.end_index})"
+
+
+def quotas(size: int, parts: int) -> tuple[int, ...]:
+    """`size` as a sum of `parts` numbers that differ by at most one, the larger ones first."""
+    if size < 0:
+        raise InvalidInputError(f"size = {size}: must not be negative")
+    if parts < 1:
+        raise InvalidInputError(f"parts = {parts}: there must be at least 1")
+    share, rest = divmod(size, parts)
+    return (share + 1,) * rest + (share,) * (parts - rest)
+
+
+def partition(size: int, shards: int) -> tuple[DataShard, ...]:
+    """`[0, size)` cut into `shards` neighbouring shards whose sizes differ by at most one.
+
+    With fewer samples than shards the last ones are empty: no rule of divisibility, nothing padded.
+    """
+    if shards < 1:
+        raise InvalidInputError(f"shards = {shards}: there must be at least 1")
+    result, start = [], 0
+    for shard_id, length in enumerate(quotas(size, shards)):
+        result.append(DataShard(shard_id, start, start + length))
+        start += length
+    return tuple(result)
