@@ -111,6 +111,22 @@ class StepGradients:
                 buffer.copy_(value)
 
 
+def step_facts(
+    parts: Sequence[Contribution], parameters: int, shards: int, metrics: int
+) -> torch.Tensor:
+    """How many shards used each parameter, then every shard's metrics, as far as is known here.
+
+    The sum over all members is complete, and exact: each shard's place is filled by one of them.
+    """
+    used = torch.zeros(parameters, dtype=torch.float64)
+    table = torch.zeros(shards, metrics, dtype=torch.float64)
+    for part in parts:
+        used += part.present
+        for shard, values in part.metrics.items():
+            table[shard] = torch.tensor(values, dtype=torch.float64)
+    return torch.cat([used, table.view(-1)])
+
+
 def _adder(layout: Layout) -> Callable[[Contribution, Contribution], Contribution]:
     """Adds the right contribution to the left one, in the left one's memory."""
 
