@@ -47,6 +47,9 @@ class IntervalSet:
     @property
     def size(self) -> int:
         """How many numbers are in the set."""
+        if len(self.ranges) == 1:
+            start, stop = self.ranges[0]
+            return stop - start
         return sum(stop - start for start, stop in self.ranges)
 
     def __bool__(self) -> bool:
@@ -80,6 +83,8 @@ class IntervalSet:
         return IntervalSet(tuple(_coalesce(merge(self.ranges, other.ranges))))
 
     def __and__(self, other: IntervalSet) -> IntervalSet:
+        if not self.ranges or other.covers(self.ranges[0][0], self.ranges[-1][1]):
+            return self
         return IntervalSet(tuple(_intersect(self.ranges, other.ranges)))
 
     def __sub__(self, other: IntervalSet) -> IntervalSet:
@@ -93,6 +98,21 @@ class IntervalSet:
         """Whether everything in `other` is here too."""
         return next(_subtract(other.ranges, self.ranges), None) is None
 
+    def covers(self, start: int, stop: int) -> bool:
+        """Whether all of `[start, stop)` is in the set."""
+        if start >= stop:
+            return True
+        index = self._first_ending_after(start)
+        if index == len(self.ranges):
+            return False
+        low, high = self.ranges[index]
+        return low <= start and stop <= high
+
+    def touches(self, start: int, stop: int) -> bool:
+        """Whether any of `[start, stop)` is in the set."""
+        index = self._first_ending_after(start)
+        return start < stop and index < len(self.ranges) and self.ranges[index][0] < stop
+
     def first(self, count: int) -> IntervalSet:
         """The `count` smallest numbers, or all if there are fewer."""
         return self.split(count)[0]
@@ -101,6 +121,8 @@ class IntervalSet:
         """The `count` smallest numbers, and the others."""
         if count < 0:
             raise InvalidInputError(f"count = {count}: must not be negative")
+        if count >= self.size:
+            return self, NOTHING
         for index, (start, stop) in enumerate(self.ranges):
             if count < stop - start:
                 cut = start + count
@@ -110,7 +132,7 @@ class IntervalSet:
                     IntervalSet(((cut, stop), *self.ranges[index + 1 :])),
                 )
             count -= stop - start
-        return self, IntervalSet()
+        raise AssertionError("unreachable: count is below the size")
 
     def pack(self) -> bytes:
         """A few bytes that `unpack` understands: gaps and lengths as variable-length numbers."""

@@ -16,14 +16,19 @@ class DataShard:
     end_index: int
 
     def __post_init__(self) -> None:
+        if (
+            type(self.shard_id) is type(self.start_index) is type(self.end_index) is int
+            and self.shard_id >= 0
+            and 0 <= self.start_index <= self.end_index
+        ):
+            return
         for name in ("shard_id", "start_index", "end_index"):
             value = getattr(self, name)
             if type(value) is not int or value < 0:
                 raise InvalidInputError(f"{name} = {value!r}: must be a whole number, 0 or more")
-        if self.start_index > self.end_index:
-            raise InvalidInputError(
-                f"start_index = {self.start_index}: must not exceed end_index = {self.end_index}"
-            )
+        raise InvalidInputError(
+            f"start_index = {self.start_index}: must not exceed end_index = {self.end_index}"
+        )
 
     @property
     def size(self) -> int:
