@@ -6,6 +6,7 @@ import multiprocessing
 import socket
 
 import torch
+import torch._dynamo  # the first optimizer would import it, which leaves a folder behind
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
@@ -81,7 +82,7 @@ def make_run(kind, optimizer="adamw", membership=None, **settings):
     return Run(model, chosen, data(kind), config, scheduler=scheduler, membership=membership)
 
 
-def train(run, total, *, bf16=False, trace=None):
+def train(run, total, *, bf16=False):
     losses = []
     with run:
         for step in run.steps(total=total):
@@ -138,5 +139,5 @@ def train_fixed(context, world_size, kind, optimizer="adamw", total=9, options=N
 def forking_context():
     """Processes that start in milliseconds: forked from one that has imported torch and nothing else."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "tensorforge.train.run"])
+    context.set_forkserver_preload(["torch", "torch._dynamo", "tensorforge.train.run"])
     return context

@@ -42,7 +42,8 @@ class FlatState:
         """128 bits over every bit of the state."""
         whole = xxhash.xxh3_128(self.header())
         for tensor in self.tensors:
-            whole.update(memoryview(tensor_bytes(tensor).numpy()))
+            content: Any = tensor_bytes(tensor).numpy()
+            whole.update(content)
         return whole.digest()
 
 
