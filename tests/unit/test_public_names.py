@@ -131,6 +131,7 @@ PUBLIC = {
         "optimal_pool_size",
         "should_defragment",
     },
+    "tensorforge.train": {"Evaluation", "Run", "RunConfig", "Step"},
 }
 
 CONTROL_PLANE = [
