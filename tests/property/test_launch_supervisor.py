@@ -66,7 +66,7 @@ class Launched(RuleBasedStateMachine):
         self.shrunk_at = None
         self.coordinator = True
         self.step = 0
-        assert self.supervisor.begin(0.0) == [StartCoordinator()]
+        assert self.supervisor.begin() == [StartCoordinator()]
         self.tell(CoordinatorStarted("a", 1))
 
     def tell(self, event):

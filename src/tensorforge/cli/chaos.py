@@ -12,10 +12,9 @@ import typer
 
 from tensorforge.cli._cluster import AsJson, Ca, Cert, Key, Token, TokenFile, connect
 from tensorforge.errors import InvalidInputError, UnavailableError
+from tensorforge.launch.storm import Strike, parse_kinds, plan_storm
 
 app = typer.Typer(help="A seeded storm against a running job, and what survived it.")
-
-TOKEN_FILE = "token"  # noqa: S105  the name of a file
 
 
 @app.command()
@@ -54,8 +53,7 @@ def chaos(
     Processes are hit only on this machine. Exit code 1: a promise was broken.
     """
     from tensorforge.launch.chaos import Blow, Job, Storm, judge
-    from tensorforge.launch.rundir import read_record
-    from tensorforge.launch.storm import parse_kinds, plan_storm
+    from tensorforge.launch.rundir import TOKEN_FILE, read_record
 
     chosen = secrets.randbelow(2**31) if seed is None else seed
     plan = plan_storm(
@@ -103,8 +101,8 @@ def chaos(
         raise typer.Exit(1)
 
 
-def _show_plan(strikes: tuple[object, ...], seed: int, *, json_output: bool) -> None:
-    plain = [dataclasses.asdict(strike) for strike in strikes]  # type: ignore[call-overload]  # strikes are dataclasses
+def _show_plan(strikes: tuple[Strike, ...], seed: int, *, json_output: bool) -> None:
+    plain = [dataclasses.asdict(strike) for strike in strikes]
     if json_output:
         typer.echo(json.dumps({"seed": seed, "strikes": plain}, default=lambda kind: kind.value))
         return

@@ -18,8 +18,6 @@ from tensorforge.launch.settings import LaunchSettings
 
 app = typer.Typer(help="Train a script on local workers that may come and go.")
 
-Seconds = Annotated[float, typer.Option(metavar="SECONDS")]
-
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 def run(
@@ -53,7 +51,7 @@ def run(
     ] = 10.0,
     stability_window: Annotated[
         float, typer.Option(help="Seconds of quiet before joiners are taken in.")
-    ] = 0.5,
+    ] = 1.0,
     rescale_timeout: Annotated[
         float, typer.Option(help="Seconds that a rescale, or a pause, may take.")
     ] = 30.0,
@@ -67,9 +65,7 @@ def run(
         str, typer.Option(help="Where the coordinator listens; workers elsewhere join there.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="Its port; 0 picks a free one.")] = 0,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Plain lines, on a terminal too.")
-    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines, on a terminal too.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
 ) -> None:
     """Train SCRIPT; its options come after its name.

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from tensorforge.cli._cluster import Address, AsJson, Ca, Cert, Key, Token, TokenFile, connect
+from tensorforge.elastic.token_files import read_token
 from tensorforge.errors import ConflictError, NotFoundError, PermissionDeniedError
 
 app = typer.Typer(help="Join a run from anywhere.")
@@ -55,7 +56,7 @@ def worker(
     if view is not None and view.ended is not None:
         raise ConflictError(f"the run is over ({view.ended.outcome}): {view.ended.reason}")
     if token_file is not None:
-        token = token_file.read_text().strip()
+        token = read_token(token_file)
     chosen = name or f"{socket.gethostname()}-{os.getpid()}"
     variables = {
         "TENSORFORGE_COORDINATOR": coordinator,

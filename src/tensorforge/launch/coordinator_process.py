@@ -7,6 +7,7 @@ SIGTERM. Killed and started again on the same journal, it goes on with the same 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import sys
@@ -15,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.elastic.access import ROLES
 from tensorforge.elastic.coordinator import ElasticCoordinator
-from tensorforge.elastic.instructions import Note
+from tensorforge.elastic.token_files import load_or_issue
 from tensorforge.encoding import decode, encode
 from tensorforge.errors import TensorForgeError
 from tensorforge.launch.bootstrap import Reporter, die_with_launcher
-from tensorforge.security import TokenRecord, TokenStore
+from tensorforge.security import TokenStore
 
 SETTINGS = "TENSORFORGE_COORDINATOR_SETTINGS"
 LEASE_SECONDS = 2.0
@@ -29,7 +31,7 @@ LEASE_SECONDS = 2.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
-    """What the coordinator's process is told. `tokens` holds hashes, not secrets."""
+    """What the coordinator's process is told."""
 
     config: ElasticTrainingConfig
     host: str
@@ -37,7 +39,7 @@ class CoordinatorSettings:
     journal: str
     run_id: str
     desired_workers: int
-    tokens: tuple[TokenRecord, ...] = ()
+    token_file: str | None = None
 
     def to_environment(self) -> dict[str, str]:
         """The variable that carries them."""
@@ -61,25 +63,27 @@ def serve(settings: CoordinatorSettings, reporter: Reporter) -> None:
         database=Path(settings.journal),
         run_id=settings.run_id,
         desired_workers=settings.desired_workers,
-        tokens=TokenStore(settings.tokens) if settings.tokens else None,
+        tokens=_tokens(settings.token_file),
         resume=True,
         lease_seconds=LEASE_SECONDS,
         lease_wait=LEASE_SECONDS + 8.0,
-        on_note=_write,
     ) as coordinator:
         reporter.tell("serving", address=coordinator.address)
         stopped.wait()
 
 
-def _write(note: Note) -> None:
-    if note.level != "info":
-        sys.stdout.write(f"{note.level}: {note.text}\n")
-        sys.stdout.flush()
+def _tokens(path: str | None) -> TokenStore | None:
+    if path is None:
+        return None
+    store = TokenStore()
+    load_or_issue(store, Path(path), "run", ROLES)
+    return store
 
 
 def main() -> int:
     """Run the coordinator; an error is a message."""
     die_with_launcher()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
     reporter = Reporter.from_environment()
     try:
         serve(CoordinatorSettings.from_environment(), reporter)

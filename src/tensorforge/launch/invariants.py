@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ class Verdict:
 def generations_grow(seen: Sequence[int]) -> Verdict:
     """The generations, in the order in which they were seen, never go back."""
     name = "generations only grow"
-    for before, after in zip(seen, seen[1:], strict=False):
+    for before, after in itertools.pairwise(seen):
         if after < before:
             return Verdict(name, False, f"generation {after} was seen after {before}")
     if not seen:

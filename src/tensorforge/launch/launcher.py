@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorforge.elastic.access import ROLES, is_loopback
+from tensorforge.elastic.token_files import load_or_issue
 from tensorforge.elastic.view import ClusterView
 from tensorforge.errors import NotFoundError
 from tensorforge.launch.bootstrap import STACKS_SIGNAL
@@ -33,6 +35,7 @@ from tensorforge.launch.events import (
     CoordinatorStarted,
     Event,
     StacksDumped,
+    StepCommitted,
     StopRequested,
     TargetChanged,
     Tick,
@@ -58,11 +61,11 @@ from tensorforge.launch.instructions import (
 from tensorforge.launch.link import CoordinatorLink
 from tensorforge.launch.observe import changes
 from tensorforge.launch.rundir import (
+    TOKEN_FILE,
     ProcessRecord,
     RunLock,
     RunRecord,
     write_record,
-    write_token,
 )
 from tensorforge.launch.runlogs import Progress, RunLogTail
 from tensorforge.launch.settings import (
@@ -73,11 +76,13 @@ from tensorforge.launch.settings import (
 )
 from tensorforge.launch.supervisor import Supervisor
 from tensorforge.launch.view import RunView
-from tensorforge.security import TokenRecord, TokenStore
+from tensorforge.security import TokenStore
 
 COORDINATOR = "coordinator"
 LONGEST_WAIT = 0.2
 STACKS_QUIET = 0.3
+LOGS_TRUSTED = 30.0
+"""Seconds for which the workers' own logs tell better of steps than the coordinator, who hears less."""
 COORDINATOR_STOP_SECONDS = 5.0
 
 
@@ -105,7 +110,7 @@ class Launcher:
         self._outcome: Outcome | None = None
         self._address: str | None = None
         self._token: str | None = None
-        self._token_records: tuple[TokenRecord, ...] = ()
+        self._token_file: Path | None = None
         self._link: CoordinatorLink | None = None
         self._seen: ClusterView | None = None
         self._failures: dict[str, UserFailure] = {}
@@ -116,6 +121,8 @@ class Launcher:
             script=settings.script, launcher=ProcessRecord.of(os.getpid()), workers={}
         )
         self._logs: dict[str, Any] = {}
+        self._step = -1
+        self._logged_at = -math.inf
 
     def run(self) -> Outcome:
         """Launch, supervise to the end, and return the outcome."""
@@ -140,15 +147,19 @@ class Launcher:
     def _loop(self, tail: RunLogTail) -> None:
         progress = Progress()
         self._happened(TargetChanged(self._settings.policy.workers))
-        self._obey(self._supervisor.begin(self._clock()))
+        self._obey(self._supervisor.begin())
         while self._outcome is None:
             for child_event in self._children.poll(self._patience()):
                 self._from_child(child_event)
             while self._signals:
                 self._happened(StopRequested(self._signals.popleft()))
-            self._look_at_the_cluster()
             for event in progress.events(tail.read()):
-                self._happened(event)
+                self._logged_at = self._clock()
+                if isinstance(event, StepCommitted):
+                    self._committed(event)
+                else:
+                    self._happened(event)
+            self._look_at_the_cluster()
             self._settle_stacks()
             self._happened(Tick())
             self._display.refresh(self._view, self._clock())
@@ -218,8 +229,17 @@ class Launcher:
     def _look_at_the_cluster(self) -> None:
         for view in self._link.take() if self._link is not None else ():
             for event in changes(self._seen, view):
-                self._happened(event)
+                if not isinstance(event, StepCommitted):
+                    self._happened(event)
+                elif self._clock() > self._logged_at + LOGS_TRUSTED:
+                    self._committed(event)
             self._seen = view
+
+    def _committed(self, event: StepCommitted) -> None:
+        """A step counts once, whoever tells of it first."""
+        if event.step > self._step:
+            self._step = event.step
+            self._happened(event)
 
     def _settle_stacks(self) -> None:
         now = self._clock()
@@ -269,7 +289,7 @@ class Launcher:
             journal=str((self._settings.run_dir / JOURNAL_FILE).absolute()),
             run_id="default",
             desired_workers=self._supervisor.target,
-            tokens=self._token_records,
+            token_file=None if self._token_file is None else str(self._token_file.absolute()),
         )
         command = [self._python, "-m", "tensorforge.launch.coordinator_process"]
         self._start(COORDINATOR, command, {**os.environ, **settings.to_environment()})
@@ -296,11 +316,10 @@ class Launcher:
     def _prepare_token(self) -> None:
         if is_loopback(self._settings.host):
             return
-        store = TokenStore()
-        self._token = store.issue("run", ROLES)
-        self._token_records = store.records()
-        path = write_token(self._settings.run_dir, self._token)
-        self._display.say(Say(f"the token for workers and operators is in {path}", Level.INFO))
+        self._token_file = self._settings.run_dir / TOKEN_FILE
+        self._token = load_or_issue(TokenStore(), self._token_file, "run", ROLES)
+        where = f"the token for workers and operators is in {self._token_file}"
+        self._display.say(Say(where, Level.INFO))
 
     @contextlib.contextmanager
     def _handling_signals(self) -> Iterator[None]:

@@ -25,12 +25,11 @@ COMPLETED = "completed"
 def changes(old: ClusterView | None, new: ClusterView) -> Iterator[Event]:
     """What happened between two views of one run; `None` stands for nothing seen yet.
 
-    A new target comes before the departures that follow from it.
+    A new target comes before the departures that follow from it. The first view's target is no change:
+    the launcher has just set it, or is about to.
     """
-    if new.desired_workers is not None and (
-        old is None or new.desired_workers != old.desired_workers
-    ):
-        yield TargetChanged(new.desired_workers)
+    if old is not None and new.desired_workers not in (None, old.desired_workers):
+        yield TargetChanged(new.desired_workers or 0)
     yield from _departures(old, new)
     yield from _arrivals(old, new)
     yield from _formations(old, new)

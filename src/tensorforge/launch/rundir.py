@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
@@ -19,7 +18,7 @@ from tensorforge.errors import ConflictError, EncodingError, NotFoundError
 
 RUN_FILE = "run.json"
 LOCK_FILE = "lock"
-TOKEN_FILE = "token"  # noqa: S105  the name of a file
+TOKEN_FILE = "token"  # noqa: S105  the name of a file, written only for its owner
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,23 +95,6 @@ def read_record(folder: Path) -> RunRecord:
         if isinstance(error, EncodingError):
             raise
         raise EncodingError(f"{folder / RUN_FILE} is not JSON: {error}") from error
-
-
-def write_token(folder: Path, token: str) -> Path:
-    """Keep the run's token where only this user can read it."""
-    path = folder / TOKEN_FILE
-    path.unlink(missing_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w") as file:
-        file.write(token)
-    return path
-
-
-def read_token(folder: Path) -> str | None:
-    """The run's token, if it has one."""
-    with contextlib.suppress(FileNotFoundError):
-        return (folder / TOKEN_FILE).read_text().strip()
-    return None
 
 
 class RunLock:

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any, ClassVar
 
 from tensorforge.launch.budget import RestartBudget, backoff
+from tensorforge.launch.coordinator_care import CoordinatorCare
 from tensorforge.launch.events import (
     CoordinatorExited,
     CoordinatorStarted,
@@ -53,9 +54,8 @@ from tensorforge.launch.policy import SupervisionPolicy
 
 EXPLANATION_TIMEOUT = 5.0
 """Seconds for the coordinator to tell why a worker ended with code 0."""
-QUICK_DEATH = 5.0
-"""A coordinator that lived for less seconds than this did not come up."""
-COORDINATOR_ATTEMPTS = 6
+ECHO = "TrainingAbortedError"
+"""What the workers of a run raise when the run has ended for a reason that is known elsewhere."""
 SHRINK_TIMEOUT = 10.0
 """Seconds for the coordinator to let surplus workers go; it knows best which ones."""
 
@@ -92,9 +92,12 @@ class Supervisor:
         self._hangs = HangWatch(policy.hang_timeout)
         self._workers: dict[str, _Worker] = {}
         self._count = 0
+        self._names: set[str] = set()
+        self._guests: set[str] = set()
         self._owed: list[float] = []
         self._forfeited = 0
         self._deaths_in_a_row = 0
+        self._suspect: tuple[str | None, UserFailure | None] = (None, None)
         self._signatures: set[tuple[str, str]] = set()
         self._released: set[str] = set()
         self._unexplained: dict[str, float] = {}
@@ -102,11 +105,7 @@ class Supervisor:
         self._members: frozenset[str] = frozenset()
         self._shrink_at: float | None = None
         self._outcome: Outcome | None = None
-        self._coordinator_up = False
-        self._coordinator_known = False
-        self._coordinator_since = 0.0
-        self._coordinator_deaths = 0
-        self._coordinator_due: float | None = None
+        self._care = CoordinatorCare()
         self._out: list[Instruction] = []
 
     @property
@@ -116,7 +115,7 @@ class Supervisor:
 
     @property
     def target(self) -> int:
-        """How many workers are wanted now."""
+        """How many local workers are wanted now."""
         return self._target
 
     @property
@@ -128,9 +127,8 @@ class Supervisor:
         """What is left of the restart budget."""
         return self._budget.left(now)
 
-    def begin(self, now: float) -> list[Instruction]:
+    def begin(self) -> list[Instruction]:
         """Start: the coordinator comes first, the workers as soon as its address is known."""
-        self._coordinator_since = now
         return [StartCoordinator()]
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
@@ -153,8 +151,8 @@ class Supervisor:
     def _deadlines(self) -> Iterator[float]:
         yield from self._owed
         yield from self._unexplained.values()
-        if self._coordinator_due is not None:
-            yield self._coordinator_due
+        if self._care.due is not None:
+            yield self._care.due
         if self._shrink_at is not None and self._phase is Phase.RUNNING:
             yield self._shrink_at
         for worker in self._workers.values():
@@ -172,18 +170,15 @@ class Supervisor:
 
     def _coordinator_started(self, event: CoordinatorStarted, now: float) -> None:
         self._say(f"coordinator at {event.address}", Level.INFO)
-        self._coordinator_up = self._coordinator_known = True
-        self._coordinator_since = now
+        if self._care.serves(now):
+            # A journal from an earlier launch may ask for another number.
+            self._out.append(SetTarget(self._target))
 
     def _coordinator_exited(self, event: CoordinatorExited, now: float) -> None:
-        lived = now - self._coordinator_since if self._coordinator_up else 0.0
-        self._coordinator_up = False
-        self._coordinator_deaths = 1 if lived >= QUICK_DEATH else self._coordinator_deaths + 1
         what = f"the coordinator {describe_exit(event.code)}"
-        if self._coordinator_deaths >= COORDINATOR_ATTEMPTS or not self._coordinator_known:
+        if not self._care.died(now):
             self._stop(Outcome(1, f"{what} and does not stay up"), now, graceful=self._ever_joined)
             return
-        self._coordinator_due = now + backoff(self._coordinator_deaths, base=0.2)
         self._say(f"{what}; it is started again on its journal, training goes on", Level.WARNING)
 
     def _worker_joined(self, event: WorkerJoined, now: float) -> None:
@@ -191,10 +186,15 @@ class Supervisor:
         self._ever_joined = True
         if worker is not None:
             worker.joined, worker.lost_at = True, None
+        elif event.worker not in self._names and event.worker not in self._guests:
+            self._guests.add(event.worker)
+            self._say(f"{event.worker} joins from elsewhere", Level.INFO, event.worker)
+            self._ask_for_all()
         self._hangs.moved(now, forward=False)
 
     def _worker_lost(self, event: WorkerLost, now: float) -> None:
         worker = self._workers.get(event.worker)
+        self._guest_went(event.worker)
         if worker is not None and not worker.leaving and not worker.doom and not worker.lost_at:
             worker.lost_at, worker.lost_reason = now, event.reason
 
@@ -202,22 +202,26 @@ class Supervisor:
         worker = self._workers.get(event.worker)
         if self._phase is not Phase.RUNNING or event.worker in self._released:
             return
+        self._guest_went(event.worker)
         if worker is not None and not worker.leaving:
             self._retire(worker, now, tell=False)
         elif self._unexplained.pop(event.worker, None) is None:
             return
         self._released.add(event.worker)
         if self._surplus() < 0:
-            self._target = self._policy.clamp(self._target - 1)
-            self._out.append(SetTarget(self._target))
+            self._target = self._within_limits(self._target - 1)
+            self._ask_for_all()
         self._say(f"{event.worker} leaves as asked; {self._target} workers wanted now", Level.INFO)
 
     def _worker_exited(self, event: WorkerExited, now: float) -> None:
         worker = self._workers.pop(event.worker, None)
         if worker is None:
             return
+        if event.failure is not None and event.failure.kind != ECHO:
+            self._suspect = (worker.name, event.failure)
         if self._phase is not Phase.RUNNING or worker.leaving:
             self._say(f"{worker.name} {describe_exit(event.code)}", Level.INFO, worker.name)
+            self._explain_outcome()
         elif worker.doom is not None:
             self._failed(worker, worker.doom, None, now)
         elif event.code == 0:
@@ -225,8 +229,15 @@ class Supervisor:
         else:
             self._failed(worker, describe_exit(event.code), event.failure, now)
 
+    def _explain_outcome(self) -> None:
+        """An exception may be the reason of an end that was announced before it was known."""
+        outcome = self._outcome
+        if outcome is not None and outcome.code == 1 and outcome.failure is None:
+            self._outcome = Outcome(1, outcome.reason, *self._suspect)
+
     def _step_committed(self, _event: StepCommitted, now: float) -> None:
         self._deaths_in_a_row = 0
+        self._suspect = (None, None)
         self._ever_joined = True
         self._hangs.moved(now)
 
@@ -240,10 +251,10 @@ class Supervisor:
         self._hangs.moved(now, forward=False)
 
     def _target_changed(self, event: TargetChanged, now: float) -> None:
-        wanted = self._policy.clamp(event.workers)
+        wanted = self._within_limits(event.workers - len(self._guests))
         if wanted == self._target:
             return
-        self._say(f"{wanted} workers wanted instead of {self._target}", Level.INFO)
+        self._say(f"{wanted} local workers wanted instead of {self._target}", Level.INFO)
         self._target, self._forfeited = wanted, 0
         self._shrink_at = now + SHRINK_TIMEOUT
 
@@ -260,7 +271,7 @@ class Supervisor:
 
     def _training_aborted(self, event: TrainingAborted, now: float) -> None:
         if self._phase is Phase.RUNNING:
-            self._stop(Outcome(1, event.reason), now, graceful=True)
+            self._stop(Outcome(1, event.reason, *self._suspect), now, graceful=True)
 
     def _stop_requested(self, event: StopRequested, now: float) -> None:
         if self._phase is Phase.STOPPING:
@@ -302,6 +313,9 @@ class Supervisor:
 
     def _failed(self, worker: _Worker, what: str, failure: UserFailure | None, now: float) -> None:
         told = f"{worker.name} {what if failure is None else 'raised ' + failure.summary}"
+        if failure is not None and failure.kind == ECHO:
+            self._stop(Outcome(1, failure.message, *self._suspect), now)
+            return
         if failure is not None and self._is_hopeless(failure):
             again = "" if failure.signature not in self._signatures else ", again"
             outcome = Outcome(1, told + again, worker.name, failure)
@@ -333,7 +347,7 @@ class Supervisor:
         return min(self._target, self._target + self._policy.standbys - self._forfeited)
 
     def _reconcile(self, now: float) -> None:
-        if self._phase is not Phase.RUNNING or not self._coordinator_known:
+        if self._phase is not Phase.RUNNING or not self._care.is_known:
             return
         missing = -self._surplus()
         del self._owed[max(0, missing) :]
@@ -347,6 +361,21 @@ class Supervisor:
             for worker in self._live()[missing:]:
                 self._retire(worker, now)
 
+    def _guest_went(self, name: str) -> None:
+        if name in self._guests:
+            self._guests.discard(name)
+            self._say(f"{name} is gone", Level.INFO, name)
+            self._ask_for_all()
+
+    def _ask_for_all(self) -> None:
+        """Those who joined from elsewhere come on top of the workers that are started here."""
+        if self._phase is Phase.RUNNING:
+            self._out.append(SetTarget(self._policy.clamp(self._target + len(self._guests))))
+
+    def _within_limits(self, local: int) -> int:
+        """The nearest number of local workers that the limits allow beside the guests."""
+        return max(0, self._policy.clamp(local + len(self._guests)) - len(self._guests))
+
     def _surplus(self) -> int:
         """How many more run, or may yet be explained, than are wanted."""
         wanted = max(0, self._target + self._policy.standbys - self._forfeited)
@@ -355,6 +384,7 @@ class Supervisor:
     def _start(self, now: float) -> None:
         worker = _Worker(f"worker-{self._count}", now)
         self._count += 1
+        self._names.add(worker.name)
         self._workers[worker.name] = worker
         self._out.append(StartWorker(worker.name))
 
@@ -362,9 +392,7 @@ class Supervisor:
         return [worker for worker in self._workers.values() if not worker.leaving]
 
     def _check_deadlines(self, now: float) -> None:
-        if self._coordinator_due is not None and now >= self._coordinator_due:
-            self._coordinator_due = None
-            self._coordinator_since = now
+        if self._care.is_due(now):
             self._out.append(StartCoordinator())
         for worker in list(self._workers.values()):
             self._check_worker(worker, now)

@@ -2,6 +2,7 @@ import signal
 
 import pytest
 
+from tensorforge.launch.coordinator_care import ATTEMPTS
 from tensorforge.launch.events import (
     CoordinatorExited,
     CoordinatorStarted,
@@ -34,7 +35,6 @@ from tensorforge.launch.instructions import (
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.stacks import is_waiting_for_peers
 from tensorforge.launch.supervisor import (
-    COORDINATOR_ATTEMPTS,
     EXPLANATION_TIMEOUT,
     SHRINK_TIMEOUT,
     Supervisor,
@@ -50,7 +50,7 @@ class Driver:
         self.supervisor = Supervisor(SupervisionPolicy(**settings))
         self.said: list[str] = []
         self.outcome = None
-        assert self.supervisor.begin(self.clock()) == [StartCoordinator()]
+        assert self.supervisor.begin() == [StartCoordinator()]
 
     def tell(self, *events):
         done = []
@@ -83,6 +83,7 @@ def test_workers_start_when_the_coordinators_address_is_known():
     driver = Driver(workers=2, standbys=1)
     assert driver.tell(Tick()) == []
     assert driver.tell(CoordinatorStarted("127.0.0.1:1", 9)) == [
+        SetTarget(2),
         StartWorker("worker-0"),
         StartWorker("worker-1"),
         StartWorker("worker-2"),
@@ -158,6 +159,23 @@ def test_if_the_coordinator_lets_nobody_go_the_newest_are_retired():
     driver.tell(TargetChanged(1))
     assert driver.supervisor.deadline() == driver.clock() + SHRINK_TIMEOUT
     assert driver.wait(SHRINK_TIMEOUT) == [Retire("worker-1"), Retire("worker-2")]
+
+
+def test_a_worker_from_elsewhere_comes_on_top_of_the_local_ones():
+    driver = up(workers=2, max_workers=4)
+    assert driver.tell(WorkerJoined("far-1")) == [SetTarget(3)]
+    assert driver.tell(TargetChanged(3), WorkerJoined("far-1")) == []
+    assert driver.tell(TargetChanged(2)) == []
+    assert driver.supervisor.target == 1
+    assert driver.tell(TargetChanged(4)) == [StartWorker("worker-2")]
+    assert driver.supervisor.target == 3
+    assert driver.tell(WorkerLost("far-1", "its stream broke")) == [SetTarget(3)]
+    assert driver.tell(TargetChanged(3)) == []
+
+
+def test_beyond_the_maximum_a_worker_from_elsewhere_stands_by():
+    driver = up(workers=2, max_workers=2)
+    assert driver.tell(WorkerJoined("far-1")) == [SetTarget(2)]
 
 
 def test_a_released_worker_that_does_not_go_is_killed():
@@ -249,6 +267,28 @@ def test_an_exception_in_training_is_forgiven_once_and_ends_the_run_the_second_t
     assert driver.outcome.reason.endswith(", again")
 
 
+def test_the_end_of_a_run_names_the_exception_behind_it_whichever_is_heard_first():
+    for order in (0, 1):
+        driver = up(workers=2)
+        news = [TrainingAborted("2 of 2 workers lost"), WorkerExited("worker-1", 1, failure())]
+        driver.tell(news[order], news[1 - order], WorkerExited("worker-0", 0))
+        for name in driver.supervisor.workers:
+            driver.tell(WorkerExited(name, 0))
+        assert driver.outcome.reason == "2 of 2 workers lost"
+        assert driver.outcome.failure == failure()
+
+
+def test_the_echo_of_an_end_is_no_failure_of_the_script():
+    driver = up(workers=2)
+    echo = UserFailure(
+        kind="TrainingAbortedError", message="too few workers", where="x", traceback=""
+    )
+    assert driver.tell(WorkerExited("worker-1", 1, echo)) == [Retire("worker-0")]
+    driver.tell(WorkerExited("worker-0", 1, echo))
+    assert driver.outcome.reason == "too few workers"
+    assert driver.outcome.failure is None
+
+
 def test_the_first_interrupt_is_graceful_and_the_second_is_not():
     driver = up(workers=2, stop_timeout=30.0)
     asked = driver.tell(StopRequested(signal.SIGINT))
@@ -293,7 +333,7 @@ def test_a_dead_coordinator_is_started_again():
 
 def test_a_coordinator_that_does_not_stay_up_ends_the_run():
     driver = up(workers=1)
-    for _ in range(COORDINATOR_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         driver.tell(CoordinatorExited(1))
         driver.wait(10.0)
     assert driver.tell(WorkerExited("worker-0", 0))[-1] == End(driver.outcome)
@@ -393,7 +433,7 @@ def test_a_worker_that_never_joins_hangs_too():
     assert "did not join within 60 s" in driver.said[-1]
 
 
-@pytest.mark.parametrize("event", [WorkerExited("x", 1), WorkerJoined("x"), WorkerLost("x", "")])
+@pytest.mark.parametrize("event", [WorkerExited("x", 1), WorkerReleased("x"), WorkerLost("x", "")])
 def test_news_of_strangers_is_harmless(event):
     driver = up(workers=1)
     assert driver.tell(event) == []
