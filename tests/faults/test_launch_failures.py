@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tensorforge.cli import main as cli
+
 TOY = str(Path(__file__).parents[1] / "integration" / "toy_train.py")
 FAST = ["--stability-window", "0.05", "--heartbeat-timeout", "3"]
 
@@ -49,10 +51,12 @@ def test_a_script_that_does_not_exist(run):
         (["--hang-timeout", "-1"], "hang_timeout = -1.0: must be more than 0 seconds"),
     ],
 )
-def test_wrong_options(run, options, message):
-    done = run(*options)
-    assert done.returncode == 1
-    assert message in done.stderr
+def test_wrong_options(options, message, tmp_path, capsys):
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["run", "--run-dir", str(tmp_path / "run"), *options, TOY])
+    assert caught.value.code == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_script_that_raises_at_import(run, tmp_path):
@@ -106,8 +110,8 @@ def test_a_spent_restart_budget_is_told(run):
 
 def test_a_hang_is_found_shown_with_its_stack_and_replaced(run):
     arguments = ["--steps", "30", "--only", "worker-0", "--hang-at", "10"]
-    done = run("--hang-timeout", "4", arguments=arguments)
+    done = run("--hang-timeout", "2", arguments=arguments)
     assert done.returncode == 0, done.stderr
-    assert "worker-0 hangs: no progress for 4 s" in done.stdout
+    assert "worker-0 hangs: no progress for 2 s" in done.stdout
     assert 'toy_train.py", line' in done.stdout
     assert "in hang" in done.stdout

@@ -52,7 +52,7 @@ from tensorforge.launch.instructions import (
 )
 from tensorforge.launch.policy import SupervisionPolicy
 
-EXPLANATION_TIMEOUT = 5.0
+EXPLANATION_TIMEOUT = 3.0
 """Seconds for the coordinator to tell why a worker ended with code 0."""
 ECHO = "TrainingAbortedError"
 """What the workers of a run raise when the run has ended for a reason that is known elsewhere."""
