@@ -8,6 +8,20 @@ import sys
 import pytest
 
 PUBLIC = {
+    "tensorforge.launch": {
+        "Display",
+        "JsonDisplay",
+        "LaunchSettings",
+        "Launcher",
+        "LiveDisplay",
+        "Outcome",
+        "PlainDisplay",
+        "StormPlan",
+        "Strike",
+        "StrikeKind",
+        "SupervisionPolicy",
+        "plan_storm",
+    },
     "tensorforge.checkpoint": {
         "CheckpointError",
         "CheckpointErrorType",
@@ -177,6 +191,8 @@ PUBLIC = {
 }
 
 CONTROL_PLANE = [
+    "tensorforge.launch.launcher",
+    "tensorforge.launch.chaos",
     "tensorforge",
     "tensorforge.catalog",
     "tensorforge.data",
