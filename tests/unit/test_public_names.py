@@ -13,6 +13,8 @@ PUBLIC = {
         "DataRedistributor",
         "DataShard",
         "DataTransfer",
+        "HistoryProof",
+        "HistoryWriter",
         "IntervalSet",
         "Ledger",
         "LedgerProof",
@@ -23,6 +25,7 @@ PUBLIC = {
         "ShardLocalOrder",
         "ShuffledOrder",
         "partition",
+        "prove_history",
     },
     "tensorforge.elastic": {
         "WORKER_LIFECYCLE",

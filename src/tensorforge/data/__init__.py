@@ -4,6 +4,7 @@
     intervals.py      sets of positions as ranges
     order.py          position → sample: a keyed bijection with O(1) seek
     ledger.py         what committed steps have taken, and the proof that nothing came twice
+    history.py        the committed steps of a run in a file
     balance.py        who keeps and who receives how much
     plan.py           a redistribution as frozen data
     redistributor.py  from one topology to the next
@@ -12,6 +13,7 @@
 Nothing here imports torch; numpy is imported by the call that needs it.
 """
 
+from tensorforge.data.history import HistoryProof, HistoryWriter, prove_history
 from tensorforge.data.intervals import IntervalSet
 from tensorforge.data.ledger import Ledger, LedgerProof
 from tensorforge.data.order import Order, ShardLocalOrder, ShuffledOrder
@@ -25,6 +27,8 @@ __all__ = [
     "DataRedistributor",
     "DataShard",
     "DataTransfer",
+    "HistoryProof",
+    "HistoryWriter",
     "IntervalSet",
     "Ledger",
     "LedgerProof",
@@ -35,4 +39,5 @@ __all__ = [
     "ShardLocalOrder",
     "ShuffledOrder",
     "partition",
+    "prove_history",
 ]
