@@ -8,6 +8,35 @@ import sys
 import pytest
 
 PUBLIC = {
+    "tensorforge.catalog": {
+        "CHECKPOINT_LIFECYCLE",
+        "CheckpointManager",
+        "CheckpointRecord",
+        "CheckpointSchedule",
+        "CheckpointState",
+        "CheckpointType",
+        "CreateCheckpointRequest",
+        "GcPolicy",
+        "RestoreCriteria",
+        "RestorePlan",
+        "RestoreRates",
+        "RetentionDecision",
+        "RunSummary",
+        "ScheduleDecision",
+        "TrainingProgress",
+        "chain_length",
+        "chain_size",
+        "decide_retention",
+        "estimate_mtbf",
+        "estimate_restore_time",
+        "find_chain_root",
+        "is_gc_eligible",
+        "restoration_chain",
+        "score_checkpoint",
+        "selection_score",
+        "validate_checkpoint",
+        "young_daly_interval",
+    },
     "tensorforge.data": {
         "DataRedistributionPlan",
         "DataRedistributor",
@@ -46,6 +75,7 @@ PUBLIC = {
 
 CONTROL_PLANE = [
     "tensorforge",
+    "tensorforge.catalog",
     "tensorforge.data",
     "tensorforge.elastic",
     "tensorforge.storage.database",

@@ -1,0 +1,134 @@
+"""Chains of checkpoints: an incremental one leads through its parents to a root that stands alone.
+
+Each function takes the checkpoints that are known (in any order, or by id) and the id of one of
+them. An id that is not among them is a `NotFoundError`. A parent that is missing, belongs to another run or
+comes back to where the walk started is a `CheckpointError`, never a loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from typing import TypeAlias
+
+from tensorforge.catalog.records import CheckpointRecord, CheckpointState, CheckpointType
+from tensorforge.errors import CheckpointError, CheckpointErrorType, NotFoundError
+
+Checkpoints: TypeAlias = Iterable[CheckpointRecord] | Mapping[str, CheckpointRecord]
+
+
+def by_id(checkpoints: Checkpoints) -> Mapping[str, CheckpointRecord]:
+    """The checkpoints by their id; a mapping is taken as it is."""
+    if isinstance(checkpoints, Mapping):
+        return checkpoints
+    return {record.checkpoint_id: record for record in checkpoints}
+
+
+def lineage(checkpoints: Checkpoints, checkpoint_id: str) -> tuple[CheckpointRecord, ...]:
+    """The checkpoint, its parent, and so on down to the root."""
+    known = by_id(checkpoints)
+    record = known.get(checkpoint_id)
+    if record is None:
+        raise NotFoundError(f"no checkpoint {checkpoint_id!r} is known")
+    path, seen = [record], {checkpoint_id}
+    while (parent_id := path[-1].parent_id) is not None:
+        if parent_id in seen:
+            raise _broken(checkpoint_id, f"it comes back to {parent_id!r}: a cycle")
+        parent = known.get(parent_id)
+        if parent is None:
+            raise _broken(
+                checkpoint_id, f"{path[-1].checkpoint_id!r} needs {parent_id!r}, which is missing"
+            )
+        if parent.training_run_id != record.training_run_id:
+            raise _broken(checkpoint_id, f"{parent_id!r} belongs to another run")
+        seen.add(parent_id)
+        path.append(parent)
+    return tuple(path)
+
+
+def chain_length(checkpoints: Checkpoints, checkpoint_id: str) -> int:
+    """How many checkpoints a restore reads, the one asked for included: 1 if it stands alone."""
+    return len(lineage(checkpoints, checkpoint_id))
+
+
+def find_chain_root(checkpoints: Checkpoints, checkpoint_id: str) -> str:
+    """The id of the checkpoint at the bottom of the chain, which has no parent."""
+    return lineage(checkpoints, checkpoint_id)[-1].checkpoint_id
+
+
+def restoration_chain(checkpoints: Checkpoints, target_id: str) -> tuple[str, ...]:
+    """The ids to apply in order, the root first and the target last.
+
+    Every one of them must be complete, or there is nothing to restore: `CheckpointError`.
+    """
+    path = lineage(checkpoints, target_id)
+    for record in path:
+        if record.state is not CheckpointState.COMPLETE:
+            state = record.state.value
+            raise _broken(target_id, f"{record.checkpoint_id!r} is {state}, not complete")
+    return tuple(record.checkpoint_id for record in reversed(path))
+
+
+def chain_size(checkpoints: Checkpoints, target_id: str) -> int:
+    """The bytes of all checkpoints in the chain."""
+    return sum(record.size_bytes for record in lineage(checkpoints, target_id))
+
+
+def is_restorable(checkpoints: Checkpoints, checkpoint_id: str) -> bool:
+    """Whether the checkpoint and everything below it are complete."""
+    try:
+        restoration_chain(checkpoints, checkpoint_id)
+    except CheckpointError:
+        return False
+    return True
+
+
+def children_of(checkpoints: Checkpoints) -> dict[str, list[CheckpointRecord]]:
+    """Parent id → the checkpoints that build on it directly."""
+    children: dict[str, list[CheckpointRecord]] = {}
+    for record in by_id(checkpoints).values():
+        if record.parent_id is not None:
+            children.setdefault(record.parent_id, []).append(record)
+    return children
+
+
+def validate_checkpoint(checkpoint: CheckpointRecord, all_checkpoints: Checkpoints) -> None:
+    """Raise `CheckpointError` unless the record is consistent in itself and with its chain.
+
+    A complete one has a path; a full one has no parent, an incremental one has; along the chain neither epoch
+    nor step goes back as it grows; nothing that is complete rests on something that is not.
+    """
+    name = checkpoint.checkpoint_id
+    is_complete = checkpoint.state is CheckpointState.COMPLETE
+    if is_complete and not checkpoint.storage_path:
+        raise _invalid(name, "it is complete but has no storage path")
+    if checkpoint.checkpoint_type is CheckpointType.FULL and checkpoint.parent_id is not None:
+        raise _invalid(name, f"it is full but names the parent {checkpoint.parent_id!r}")
+    if checkpoint.checkpoint_type is CheckpointType.INCREMENTAL and checkpoint.parent_id is None:
+        raise _invalid(name, "it is incremental but names no parent")
+    path = lineage({**by_id(all_checkpoints), name: checkpoint}, name)
+    for child, parent in itertools.pairwise(path):
+        if parent.epoch > child.epoch or parent.step > child.step:
+            raise _invalid(
+                name,
+                f"{child.checkpoint_id!r} at epoch {child.epoch}, step {child.step} builds on "
+                f"{parent.checkpoint_id!r} at epoch {parent.epoch}, step {parent.step}, which is later",
+            )
+        if is_complete and parent.state is not CheckpointState.COMPLETE:
+            raise _invalid(name, f"its parent {parent.checkpoint_id!r} is {parent.state.value}")
+
+
+def _broken(checkpoint_id: str, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"the chain of checkpoint {checkpoint_id!r} is broken: {what}",
+        checkpoint_id,
+        CheckpointErrorType.VALIDATION_FAILED,
+    )
+
+
+def _invalid(checkpoint_id: str, what: str) -> CheckpointError:
+    return CheckpointError(
+        f"checkpoint {checkpoint_id!r} is inconsistent: {what}",
+        checkpoint_id,
+        CheckpointErrorType.VALIDATION_FAILED,
+    )

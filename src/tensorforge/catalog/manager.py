@@ -1,0 +1,477 @@
+"""The catalog: every checkpoint of every run, in one database that threads and processes share."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from tensorforge.catalog import queries
+from tensorforge.catalog.identifiers import TimeSortedIds
+from tensorforge.catalog.measurements import Measurements
+from tensorforge.catalog.records import (
+    CHECKPOINT_LIFECYCLE,
+    CheckpointRecord,
+    CheckpointState,
+    CheckpointType,
+    CreateCheckpointRequest,
+    GcPolicy,
+    RestoreCriteria,
+    metric_of,
+)
+from tensorforge.catalog.restore import (
+    RestoreCandidate,
+    RestoreRates,
+    rank_candidates,
+)
+from tensorforge.catalog.retention import RetentionDecision, decide_retention
+from tensorforge.catalog.schema import (
+    CHECKPOINTS,
+    SCHEMA,
+    from_microseconds,
+    from_row,
+    to_microseconds,
+    to_row,
+)
+from tensorforge.errors import (
+    AlreadyExistsError,
+    ConflictError,
+    InvalidInputError,
+    TensorForgeError,
+)
+from tensorforge.storage.database import IN_MEMORY, Database
+
+_LOG = logging.getLogger(__name__)
+_RUNS_PER_TRANSACTION = 32
+_LIST_LIMIT = 5
+KEEP_DELETED_SECONDS = 30 * 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """What the catalog holds of one run, deleted checkpoints aside."""
+
+    training_run_id: str
+    checkpoints: int
+    size_bytes: int
+    last_step: int
+    last_created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePlan:
+    """Every checkpoint that was considered, best first, and what restoring the best one takes."""
+
+    criteria: RestoreCriteria
+    candidates: tuple[RestoreCandidate, ...]
+    rates: RestoreRates | None
+
+    @property
+    def chosen(self) -> RestoreCandidate | None:
+        """The best that qualifies, if any does."""
+        best = self.candidates[0] if self.candidates else None
+        return None if best is None or best.score.refusal else best
+
+    @property
+    def estimated_ms(self) -> int | None:
+        """How long restoring the chosen one takes; `None` if nothing was ever measured."""
+        if self.chosen is None or self.rates is None:
+            return None
+        return self.rates.estimate(self.chosen.chain)
+
+
+def utc_now() -> datetime:
+    """The current time in UTC."""
+    return datetime.now(UTC)
+
+
+class CheckpointManager:
+    """Creates, completes, finds and retires checkpoints. Safe to share between threads.
+
+    `database` is a `Database`, or a URL or path from which the manager opens (and closes) its own; by default
+    the catalog lives in memory. Each method is one transaction: processes that share a database
+    never lose or duplicate a record. Moves follow `CHECKPOINT_LIFECYCLE`; a refused one is a `TransitionError`.
+
+    Deletion has two phases. First the record becomes a tombstone, so that no reader finds the checkpoint;
+    then `remove_files` is called with it. If that fails, or the process dies, the next `gc` calls it again,
+    so it must not mind files that are gone already.
+    """
+
+    def __init__(
+        self,
+        gc_policy: GcPolicy | None = None,
+        *,
+        database: Database | str | Path = IN_MEMORY,
+        remove_files: Callable[[CheckpointRecord], None] | None = None,
+        clock: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self.gc_policy = gc_policy or GcPolicy()
+        self._owns_database = not isinstance(database, Database)
+        self._database = database if isinstance(database, Database) else Database(database)
+        self._database.create(SCHEMA)
+        self._remove_files = remove_files
+        self._clock = clock
+        self._ids = TimeSortedIds()
+        self.measurements = Measurements(self._database, clock)
+
+    def create(
+        self, request: CreateCheckpointRequest, now: datetime | None = None
+    ) -> CheckpointRecord:
+        """Announce a checkpoint: a new id, state `CREATING`.
+
+        An incremental one needs a parent that can be restored; see `CreateCheckpointRequest`.
+        """
+        moment = now or self._clock()
+        record = CheckpointRecord(
+            checkpoint_id=self._ids.next(moment),
+            training_run_id=request.training_run_id,
+            epoch=request.epoch,
+            step=request.step,
+            checkpoint_type=request.checkpoint_type,
+            state=CheckpointState.CREATING,
+            created_at=from_microseconds(to_microseconds(moment)),
+            metrics=request.metrics,
+        )
+        needs_parent = request.checkpoint_type is CheckpointType.INCREMENTAL
+        with self._database.write() as connection:
+            if needs_parent or request.parent_id is not None:
+                queries.lock_run(connection, request.training_run_id)
+                record = replace(record, parent_id=queries.parent_for(connection, request))
+            connection.execute(CHECKPOINTS.insert().values(to_row(record)))
+        return record
+
+    def adopt(self, record: CheckpointRecord) -> CheckpointRecord:
+        """Enter a record as it is, id included: how a catalog is rebuilt from manifests.
+
+        A tombstone with this id gives way; a live record with this id is an `AlreadyExistsError`.
+        """
+        if record.state is CheckpointState.DELETED:
+            raise InvalidInputError(f"{record.checkpoint_id!r}: a deleted checkpoint is no find")
+        name = CHECKPOINTS.c.checkpoint_id == record.checkpoint_id
+        with self._database.write() as connection:
+            queries.lock_run(connection, record.training_run_id)
+            gone = CHECKPOINTS.c.state == CheckpointState.DELETED.value
+            connection.execute(CHECKPOINTS.delete().where(name, gone))
+            if connection.scalar(sa.select(CHECKPOINTS.c.checkpoint_id).where(name)) is not None:
+                raise AlreadyExistsError(f"checkpoint {record.checkpoint_id!r} is known already")
+            connection.execute(CHECKPOINTS.insert().values(to_row(record)))
+        return record
+
+    def complete(
+        self,
+        checkpoint_id: str,
+        size_bytes: int,
+        storage_path: str,
+        *,
+        verified_at: datetime | None = None,
+    ) -> CheckpointRecord:
+        """The checkpoint is committed: `size_bytes` were written, and `storage_path` names its manifest."""
+        if size_bytes < 0 or not storage_path:
+            raise InvalidInputError(
+                f"size_bytes = {size_bytes}, storage_path = {storage_path!r}: "
+                "the size must not be negative and the path not empty"
+            )
+        verified = None if verified_at is None else to_microseconds(verified_at)
+        values = {"size_bytes": size_bytes, "storage_path": storage_path, "verified_at": verified}
+        with self._database.write() as connection:
+            return queries.move_unseen(
+                connection, checkpoint_id, CheckpointState.COMPLETE, **values
+            )
+
+    def mark_verified(self, checkpoint_id: str, now: datetime | None = None) -> CheckpointRecord:
+        """The bytes of a complete checkpoint were read back and found intact."""
+        with self._database.write() as connection:
+            record = queries.existing(connection, checkpoint_id, lock=True)
+            if record.state is not CheckpointState.COMPLETE:
+                raise ConflictError(
+                    f"checkpoint {checkpoint_id!r} is {record.state.value}; only a complete one is verified"
+                )
+            return queries.update(
+                connection, record, verified_at=to_microseconds(now or self._clock())
+            )
+
+    def replace_chain(self, checkpoint_id: str, size_bytes: int) -> CheckpointRecord:
+        """The checkpoint was rewritten so that it stands alone: it has no parent any more."""
+        with self._database.write() as connection:
+            queries.lock_run(
+                connection, queries.existing(connection, checkpoint_id).training_run_id
+            )
+            record = queries.existing(connection, checkpoint_id, lock=True)
+            if record.state is not CheckpointState.COMPLETE:
+                raise ConflictError(f"checkpoint {checkpoint_id!r} is {record.state.value} by now")
+            emergency = record.checkpoint_type is CheckpointType.EMERGENCY
+            kind = CheckpointType.EMERGENCY if emergency else CheckpointType.FULL
+            return queries.update(
+                connection,
+                record,
+                parent_id=None,
+                checkpoint_type=kind.value,
+                size_bytes=size_bytes,
+            )
+
+    def mark_corrupted(self, checkpoint_id: str, reason: str = "") -> tuple[CheckpointRecord, ...]:
+        """The checkpoint cannot be trusted, so neither can those that build on it.
+
+        Returns all that are corrupted by this, the named one first.
+        """
+        with self._database.write() as connection:
+            queries.lock_run(
+                connection, queries.existing(connection, checkpoint_id).training_run_id
+            )
+            record = queries.existing(connection, checkpoint_id, lock=True)
+            marked = [queries.move(connection, record, CheckpointState.CORRUPTED, note=reason)]
+            for child in queries.descendants(connection, checkpoint_id):
+                note = f"{checkpoint_id} below it is corrupted"
+                marked.append(queries.move(connection, child, CheckpointState.CORRUPTED, note=note))
+        return tuple(marked)
+
+    def get(self, checkpoint_id: str) -> CheckpointRecord | None:
+        """The record with this id, deleted ones included; `None` if there is none."""
+        with self._database.read() as connection:
+            return queries.find(connection, checkpoint_id)
+
+    def list_for_run(self, training_run_id: str) -> tuple[CheckpointRecord, ...]:
+        """The run's checkpoints that are not deleted, oldest first."""
+        with self._database.read() as connection:
+            return tuple(queries.of_runs(connection, [training_run_id]))
+
+    def list_runs(self) -> tuple[RunSummary, ...]:
+        """Every run that has checkpoints, the one with the newest first."""
+        table = CHECKPOINTS.c
+        last = sa.func.max(table.created_at)
+        query = (
+            sa.select(
+                table.training_run_id,
+                sa.func.count(),
+                sa.func.sum(table.size_bytes),
+                sa.func.max(table.step),
+                last,
+            )
+            .where(queries.in_states(queries.LIVE))
+            .group_by(table.training_run_id)
+            .order_by(last.desc(), table.training_run_id)
+        )
+        with self._database.read() as connection:
+            return tuple(
+                RunSummary(run, count, int(size), step, from_microseconds(created))
+                for run, count, size, step, created in connection.execute(query)
+            )
+
+    def get_latest(self, training_run_id: str) -> CheckpointRecord | None:
+        """The restorable checkpoint with the highest step; at one step, the later one."""
+        criteria = RestoreCriteria(training_run_id=training_run_id)
+        with self._database.read() as connection:
+            return next((record for record, _ in queries.restorable(connection, criteria)), None)
+
+    def find_restore_point(self, criteria: RestoreCriteria) -> CheckpointRecord | None:
+        """The checkpoint with the best `selection_score` whose chain is intact."""
+        with self._database.read() as connection:
+            return queries.best_restorable(connection, criteria)
+
+    def restore_plan(self, criteria: RestoreCriteria) -> RestorePlan:
+        """The same choice with everything that was considered, for people to read."""
+        records = self.list_for_run(criteria.training_run_id)
+        rates = self.measurements.restore_rates(criteria.training_run_id)
+        return RestorePlan(criteria, rank_candidates(records, criteria), rates)
+
+    def find_by_metric(
+        self, training_run_id: str, metric_key: str, threshold: float, ascending: bool
+    ) -> tuple[CheckpointRecord, ...]:
+        """Complete checkpoints whose metric is better than `threshold`, best first.
+
+        `ascending`: lower is better. A missing metric or NaN is never better.
+        """
+        sign = 1.0 if ascending else -1.0
+        found = []
+        for record in self.list_for_run(training_run_id):
+            value = metric_of(record, metric_key)
+            complete = record.state is CheckpointState.COMPLETE
+            if complete and value is not None and sign * value < sign * threshold:
+                found.append((sign * value, record))
+        found.sort(key=lambda pair: pair[0])
+        return tuple(record for _, record in found)
+
+    def total_count(self) -> int:
+        """How many checkpoints there are in all runs, deleted ones aside."""
+        return self._total(sa.func.count())
+
+    def total_size(self) -> int:
+        """The bytes of all checkpoints in all runs, deleted ones aside."""
+        return self._total(sa.func.sum(CHECKPOINTS.c.size_bytes))
+
+    def delete(
+        self, checkpoint_id: str, *, cascade: bool = False, reason: str = "by request"
+    ) -> tuple[str, ...]:
+        """Delete one checkpoint. If others build on it: a `ConflictError`, or with `cascade` they go too.
+
+        Returns the ids of all that were deleted.
+        """
+        with self._database.write() as connection:
+            queries.lock_run(
+                connection, queries.existing(connection, checkpoint_id).training_run_id
+            )
+            record = queries.existing(connection, checkpoint_id, lock=True)
+            children = queries.descendants(connection, checkpoint_id)
+            if children and not cascade:
+                raise ConflictError(
+                    f"checkpoint {checkpoint_id!r} cannot be deleted: {_names(children)} "
+                    "build on it; delete those first, or all together with cascade"
+                )
+            doomed = [*reversed(children), record]
+            for each in doomed:
+                self._bury(connection, each, reason)
+        self.remove_deleted_files()
+        return tuple(each.checkpoint_id for each in doomed)
+
+    def retention(
+        self, now: datetime | None = None, training_run_id: str | None = None
+    ) -> Iterator[RetentionDecision]:
+        """What `gc` would do now, run by run, with reasons. Changes nothing."""
+        moment = now or self._clock()
+        for runs in self._batches_of_runs(training_run_id):
+            with self._database.read() as connection:
+                yield from self._decide(connection, runs, moment)
+
+    def gc(
+        self, now: datetime | None = None, training_run_id: str | None = None
+    ) -> tuple[str, ...]:
+        """Delete what the policy lets go, in one run or in all, and return the ids.
+
+        Decision and tombstones are one transaction, so that nobody can build on what is about to go.
+        Deletions of earlier calls whose files remained are finished first.
+        """
+        moment = now or self._clock()
+        deleted: list[str] = []
+        for runs in self._batches_of_runs(training_run_id):
+            with self._database.write() as connection:
+                for run in sorted(runs):
+                    queries.lock_run(connection, run)
+                doomed = [d for d in self._decide(connection, runs, moment) if not d.keep]
+                self._bury_all(connection, doomed, moment)
+            deleted.extend(decision.checkpoint_id for decision in doomed)
+        self.remove_deleted_files()
+        self._forget_tombstones(moment)
+        return tuple(deleted)
+
+    def remove_deleted_files(self) -> int:
+        """The second phase of deletion, for every tombstone that still waits for it.
+
+        Returns how many were finished. One that fails stays for the next time.
+        """
+        if self._remove_files is None:
+            return 0
+        finished = 0
+        for record in self._pending():
+            try:
+                self._remove_files(record)
+            except TensorForgeError as error:
+                _LOG.warning("files of checkpoint %s remain: %s", record.checkpoint_id, error)
+                continue
+            with self._database.write() as connection:
+                queries.update(connection, record, files_pending=False)
+            finished += 1
+        return finished
+
+    def close(self) -> None:
+        """Close the database if the manager opened it; closing twice is fine."""
+        if self._owns_database:
+            self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _bury(self, connection: sa.Connection, record: CheckpointRecord, reason: str) -> None:
+        queries.move(
+            connection,
+            record,
+            CheckpointState.DELETED,
+            note=reason,
+            deleted_at=to_microseconds(self._clock()),
+            files_pending=self._remove_files is not None,
+        )
+
+    def _bury_all(
+        self, connection: sa.Connection, doomed: Sequence[RetentionDecision], now: datetime
+    ) -> None:
+        if not doomed:
+            return
+        for decision in doomed:
+            CHECKPOINT_LIFECYCLE.require(decision.record.state, CheckpointState.DELETED)
+        statement = CHECKPOINTS.update().where(CHECKPOINTS.c.checkpoint_id == sa.bindparam("name"))
+        values = {
+            "state": CheckpointState.DELETED.value,
+            "deleted_at": to_microseconds(now),
+            "files_pending": self._remove_files is not None,
+            "note": sa.bindparam("why"),
+        }
+        rows = [{"name": d.checkpoint_id, "why": "; ".join(d.reasons)} for d in doomed]
+        connection.execute(statement.values(values), rows)
+
+    def _batches_of_runs(self, training_run_id: str | None) -> Iterator[list[str]]:
+        if training_run_id is not None:
+            yield [training_run_id]
+            return
+        query = (
+            sa.select(CHECKPOINTS.c.training_run_id)
+            .where(queries.in_states(queries.LIVE))
+            .distinct()
+        )
+        with self._database.read() as connection:
+            runs = sorted(connection.scalars(query))
+        for start in range(0, len(runs), _RUNS_PER_TRANSACTION):
+            yield runs[start : start + _RUNS_PER_TRANSACTION]
+
+    def _decide(
+        self, connection: sa.Connection, runs: Sequence[str], now: datetime
+    ) -> list[RetentionDecision]:
+        groups = itertools.groupby(
+            queries.of_runs(connection, runs), key=lambda record: record.training_run_id
+        )
+        return [
+            decision
+            for _, records in groups
+            for decision in decide_retention(records, self.gc_policy, now)
+        ]
+
+    def _pending(self) -> list[CheckpointRecord]:
+        query = sa.select(CHECKPOINTS).where(
+            CHECKPOINTS.c.state == CheckpointState.DELETED.value,
+            CHECKPOINTS.c.files_pending.is_(True),
+        )
+        with self._database.read() as connection:
+            # Newest first: whatever happens, no incremental outlives its parent's files.
+            latest = query.order_by(CHECKPOINTS.c.step.desc(), CHECKPOINTS.c.created_at.desc())
+            return [from_row(row) for row in connection.execute(latest)]
+
+    def _forget_tombstones(self, now: datetime) -> None:
+        before = to_microseconds(now - timedelta(seconds=KEEP_DELETED_SECONDS))
+        with self._database.write() as connection:
+            connection.execute(
+                CHECKPOINTS.delete().where(
+                    CHECKPOINTS.c.state == CheckpointState.DELETED.value,
+                    CHECKPOINTS.c.files_pending.is_(False),
+                    CHECKPOINTS.c.deleted_at < before,
+                )
+            )
+
+    def _total(self, figure: sa.ColumnElement[Any]) -> int:
+        with self._database.read() as connection:
+            query = (
+                sa.select(figure).select_from(CHECKPOINTS).where(queries.in_states(queries.LIVE))
+            )
+            return int(connection.scalar(query) or 0)
+
+
+def _names(records: Sequence[CheckpointRecord]) -> str:
+    names = ", ".join(record.checkpoint_id for record in records[:_LIST_LIMIT])
+    more = len(records) - _LIST_LIMIT
+    return f"{names} and {more} more" if more > 0 else names

@@ -1,0 +1,194 @@
+"""What the catalog knows of a checkpoint, and what callers ask of it. No I/O, no clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import Enum
+from types import MappingProxyType
+
+from tensorforge.errors import ConfigurationError, InvalidInputError
+from tensorforge.lifecycle import Lifecycle
+
+
+class CheckpointState(Enum):
+    """How far a checkpoint is; `CHECKPOINT_LIFECYCLE` has the legal moves."""
+
+    CREATING = "creating"
+    """Announced: its files may be there in part."""
+    COMPLETE = "complete"
+    """Committed: its manifest and every file that it names were written."""
+    CORRUPTED = "corrupted"
+    """It, or a checkpoint that it builds on, can no longer be read as it was written."""
+    DELETED = "deleted"
+    """Gone for every reader; a tombstone remains until its files are removed, and a while longer."""
+
+
+class CheckpointType(Enum):
+    """Why a checkpoint was written, and whether it may lean on another one."""
+
+    FULL = "full"
+    """Stands alone."""
+    INCREMENTAL = "incremental"
+    """Holds what changed since its parent."""
+    EMERGENCY = "emergency"
+    """Written in haste because the process was about to end; with or without a parent."""
+
+
+CHECKPOINT_LIFECYCLE: Lifecycle[CheckpointState] = Lifecycle(
+    "checkpoint",
+    {
+        CheckpointState.CREATING: (
+            CheckpointState.COMPLETE,
+            CheckpointState.CORRUPTED,
+            CheckpointState.DELETED,
+        ),
+        CheckpointState.COMPLETE: (CheckpointState.CORRUPTED, CheckpointState.DELETED),
+        CheckpointState.CORRUPTED: (CheckpointState.DELETED,),
+    },
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRecord:
+    """One row of the catalog.
+
+    `size_bytes` counts the bytes that this checkpoint added, not those of the chain below it.
+    `verified_at` is when its bytes were last read back and found intact; `note` says why it is in
+    its state where that needs saying.
+    """
+
+    checkpoint_id: str
+    training_run_id: str
+    epoch: int
+    step: int
+    checkpoint_type: CheckpointType
+    state: CheckpointState
+    created_at: datetime
+    size_bytes: int = 0
+    parent_id: str | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    storage_path: str = ""
+    verified_at: datetime | None = None
+    note: str = ""
+
+    def __post_init__(self) -> None:
+        _require_name("checkpoint_id", self.checkpoint_id)
+        _require_position(self.training_run_id, self.epoch, self.step)
+        if self.size_bytes < 0:
+            raise InvalidInputError(f"size_bytes = {self.size_bytes}: must not be negative")
+        if self.created_at.tzinfo is None:
+            raise InvalidInputError(f"created_at = {self.created_at}: needs a time zone")
+        object.__setattr__(self, "metrics", MappingProxyType(dict(self.metrics)))
+
+    @property
+    def is_self_contained(self) -> bool:
+        """Whether it can be restored without any other checkpoint."""
+        return self.parent_id is None
+
+    @property
+    def recency(self) -> tuple[int, datetime, str]:
+        """Sort key within a run: the higher step is newer; at one step, the later one."""
+        return (self.step, self.created_at, self.checkpoint_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateCheckpointRequest:
+    """The announcement of a checkpoint.
+
+    `parent_id` is for an incremental one: which checkpoint it builds on. `None` lets the catalog take
+    the newest restorable checkpoint of the run that is not ahead of `step`.
+    """
+
+    training_run_id: str
+    epoch: int
+    step: int
+    checkpoint_type: CheckpointType = CheckpointType.FULL
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    parent_id: str | None = None
+
+    def __post_init__(self) -> None:
+        _require_position(self.training_run_id, self.epoch, self.step)
+        if self.checkpoint_type is CheckpointType.FULL and self.parent_id is not None:
+            raise InvalidInputError(
+                f"parent_id = {self.parent_id!r}: a full checkpoint stands alone and has no parent"
+            )
+        for name, value in self.metrics.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise InvalidInputError(f"metrics[{name!r}] = {value!r}: must be a number")
+        object.__setattr__(self, "metrics", MappingProxyType(dict(self.metrics)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestoreCriteria:
+    """Which checkpoints may be restored, and which of them are liked better.
+
+    `require_complete=False` also considers checkpoints that are still being created; corrupted and
+    deleted ones never qualify. `prefer_full` puts any checkpoint that stands alone above any that
+    needs a parent.
+    """
+
+    training_run_id: str
+    max_epoch: int | None = None
+    max_step: int | None = None
+    require_complete: bool = True
+    prefer_full: bool = False
+
+    def __post_init__(self) -> None:
+        _require_name("training_run_id", self.training_run_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GcPolicy:
+    """What is kept of each run.
+
+    `max_checkpoints_per_run`: the newest so many; `None` for no limit.
+    `max_age_seconds`: older ones go even if they are among the newest; `None` for no limit.
+    `keep_best_n`: so many with the best `metric_key` stay whatever their age and rank.
+    `metric_ascending`: `True` if lower is better.
+    `abandoned_after_seconds`: a checkpoint that is still being created after this long never will be.
+    """
+
+    max_checkpoints_per_run: int | None = 10
+    max_age_seconds: float | None = None
+    keep_best_n: int = 0
+    metric_key: str = "loss"
+    metric_ascending: bool = True
+    abandoned_after_seconds: float = 86_400.0
+
+    def __post_init__(self) -> None:
+        most = self.max_checkpoints_per_run
+        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
+            rule = "must be a whole number of at least 1, or None for no limit"
+            raise ConfigurationError("max_checkpoints_per_run", most, rule)
+        if self.max_age_seconds is not None and not self.max_age_seconds >= 0:
+            rule = "must not be negative, or None for no limit"
+            raise ConfigurationError("max_age_seconds", self.max_age_seconds, rule)
+        if isinstance(self.keep_best_n, bool) or not self.keep_best_n >= 0:
+            raise ConfigurationError("keep_best_n", self.keep_best_n, "must be 0 or more")
+        if self.keep_best_n and not self.metric_key:
+            rule = "must name the metric that keep_best_n compares"
+            raise ConfigurationError("metric_key", self.metric_key, rule)
+        if not self.abandoned_after_seconds > 0:
+            rule = "must be positive"
+            raise ConfigurationError("abandoned_after_seconds", self.abandoned_after_seconds, rule)
+
+
+def metric_of(record: CheckpointRecord, key: str) -> float | None:
+    """The value of a metric, or `None` if it is missing or not a number (NaN is no best)."""
+    value = record.metrics.get(key)
+    return None if value is None or math.isnan(value) else float(value)
+
+
+def _require_name(field_name: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise InvalidInputError(f"{field_name} = {value!r}: must be a non-empty string")
+
+
+def _require_position(run: object, epoch: int, step: int) -> None:
+    _require_name("training_run_id", run)
+    for name, value in (("epoch", epoch), ("step", step)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+            raise InvalidInputError(f"{name} = {value!r}: must be a whole number of at least 0")

@@ -1,0 +1,185 @@
+"""Which checkpoint to restore, why that one, and how long it will take. Pure."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tensorforge.catalog.chains import Checkpoints, by_id, chain_length, is_restorable, lineage
+from tensorforge.catalog.records import CheckpointRecord, CheckpointState, RestoreCriteria
+from tensorforge.errors import InvalidInputError
+
+COMPLETENESS = 2.0**42
+SELF_CONTAINED = 2.0**41
+HIGHEST_STEP = 2**40
+
+
+@dataclass(frozen=True, slots=True)
+class SelectionScore:
+    """A checkpoint's fitness for given criteria, factor by factor; the weights make the order strict.
+
+    `completeness`: 2^42 if it is complete, 0 while it is being created. Nothing makes up for it.
+    `type_preference`: 2^41 with `prefer_full` for one that stands alone. Outweighs any number of steps.
+    `recency`: its step (up to 2^40). Less work to do again.
+    `chain`: 1 / (1 + chain length). Decides between checkpoints of one step: fewer links, faster restore.
+    `refusal`: why it does not qualify at all; its total is then minus infinity.
+    """
+
+    completeness: float
+    type_preference: float
+    recency: float
+    chain: float
+    refusal: str = ""
+
+    @property
+    def total(self) -> float:
+        """The sum of the factors; minus infinity for what does not qualify."""
+        if self.refusal:
+            return -math.inf
+        return self.completeness + self.type_preference + self.recency + self.chain
+
+
+def score_checkpoint(
+    checkpoint: CheckpointRecord, criteria: RestoreCriteria, links: int | None = None
+) -> SelectionScore:
+    """Score one checkpoint. `links` is its chain length; unknown, a parent counts as one more link."""
+    length = links if links is not None else (1 if checkpoint.is_self_contained else 2)
+    preferred = criteria.prefer_full and checkpoint.is_self_contained
+    return SelectionScore(
+        completeness=COMPLETENESS if checkpoint.state is CheckpointState.COMPLETE else 0.0,
+        type_preference=SELF_CONTAINED if preferred else 0.0,
+        recency=float(min(checkpoint.step, HIGHEST_STEP)),
+        chain=1.0 / (1 + length),
+        refusal=_refusal(checkpoint, criteria),
+    )
+
+
+def selection_score(
+    checkpoint: CheckpointRecord, criteria: RestoreCriteria, links: int | None = None
+) -> float:
+    """The total of `score_checkpoint`: higher fits better, minus infinity does not qualify."""
+    return score_checkpoint(checkpoint, criteria, links).total
+
+
+def _refusal(checkpoint: CheckpointRecord, criteria: RestoreCriteria) -> str:
+    if checkpoint.training_run_id != criteria.training_run_id:
+        return f"it belongs to run {checkpoint.training_run_id!r}"
+    if checkpoint.state in (CheckpointState.CORRUPTED, CheckpointState.DELETED):
+        return f"it is {checkpoint.state.value}"
+    if criteria.require_complete and checkpoint.state is not CheckpointState.COMPLETE:
+        return f"it is {checkpoint.state.value}, and only complete ones were asked for"
+    if criteria.max_epoch is not None and checkpoint.epoch > criteria.max_epoch:
+        return f"its epoch {checkpoint.epoch} is beyond {criteria.max_epoch}"
+    if criteria.max_step is not None and checkpoint.step > criteria.max_step:
+        return f"its step {checkpoint.step} is beyond {criteria.max_step}"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreCandidate:
+    """A checkpoint that was considered, its score, and the chain that restoring it would read."""
+
+    record: CheckpointRecord
+    score: SelectionScore
+    chain: tuple[CheckpointRecord, ...]
+    """Root first; empty if it does not qualify."""
+
+    @property
+    def bytes_to_read(self) -> int:
+        """What the whole chain occupies."""
+        return sum(record.size_bytes for record in self.chain)
+
+
+def rank_candidates(
+    checkpoints: Checkpoints, criteria: RestoreCriteria
+) -> tuple[RestoreCandidate, ...]:
+    """All checkpoints of the run, best first, those that do not qualify last with the reason."""
+    known = by_id(checkpoints)
+    found = [
+        _candidate(record, criteria, known)
+        for record in known.values()
+        if record.training_run_id == criteria.training_run_id
+    ]
+    found.sort(key=lambda each: (each.score.total, each.record.recency), reverse=True)
+    return tuple(found)
+
+
+def _candidate(
+    record: CheckpointRecord, criteria: RestoreCriteria, known: Checkpoints
+) -> RestoreCandidate:
+    score = score_checkpoint(record, criteria)
+    if score.refusal:
+        return RestoreCandidate(record, score, ())
+    complete = record.state is CheckpointState.COMPLETE
+    if complete and not is_restorable(known, record.checkpoint_id):
+        return RestoreCandidate(record, _refused(score, "its chain is broken"), ())
+    if not complete:
+        return RestoreCandidate(record, score, ())
+    links = chain_length(known, record.checkpoint_id)
+    chain = tuple(reversed(lineage(known, record.checkpoint_id)))
+    return RestoreCandidate(record, score_checkpoint(record, criteria, links), chain)
+
+
+def _refused(score: SelectionScore, reason: str) -> SelectionScore:
+    return SelectionScore(
+        score.completeness, score.type_preference, score.recency, score.chain, reason
+    )
+
+
+def estimate_restore_time(
+    chain: Iterable[CheckpointRecord], base_ms: float, per_checkpoint_ms: float, bytes_per_ms: float
+) -> int:
+    """Milliseconds to restore a chain: `base + links * per_checkpoint + bytes / rate`, rounded up."""
+    records = tuple(chain)
+    if not bytes_per_ms > 0:
+        raise InvalidInputError(f"bytes_per_ms = {bytes_per_ms}: must be positive")
+    for name, value in (("base_ms", base_ms), ("per_checkpoint_ms", per_checkpoint_ms)):
+        if not 0 <= value < math.inf:
+            raise InvalidInputError(f"{name} = {value}: must be finite and not negative")
+    transfer = sum(record.size_bytes for record in records) / bytes_per_ms
+    return math.ceil(base_ms + per_checkpoint_ms * len(records) + transfer)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreMeasurement:
+    """One restore that happened: how many links and bytes it read, and how long it took."""
+
+    links: int
+    bytes_read: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class RestoreRates:
+    """The figures that `estimate_restore_time` takes, and how many restores they rest on."""
+
+    base_ms: float
+    per_checkpoint_ms: float
+    bytes_per_ms: float
+    measurements: int
+
+    def estimate(self, chain: Iterable[CheckpointRecord]) -> int:
+        """Milliseconds to restore this chain at these rates."""
+        return estimate_restore_time(chain, self.base_ms, self.per_checkpoint_ms, self.bytes_per_ms)
+
+
+def rates_from(measurements: Sequence[RestoreMeasurement]) -> RestoreRates | None:
+    """Rates fitted to the restores that happened; `None` if none of them read anything.
+
+    The byte rate is the median over the restores with the fewest links; what longer chains took beyond it
+    is the cost of a link. Fixed costs of a restore are part of the byte rate, so the base is 0.
+    """
+    usable = [m for m in measurements if m.bytes_read > 0 and m.seconds > 0 and m.links > 0]
+    if not usable:
+        return None
+    fewest = min(m.links for m in usable)
+    rate = statistics.median(m.bytes_read / (m.seconds * 1e3) for m in usable if m.links == fewest)
+    longer = [
+        (m.seconds * 1e3 - m.bytes_read / rate) / (m.links - fewest)
+        for m in usable
+        if m.links > fewest
+    ]
+    per_link = max(0.0, statistics.median(longer)) if longer else 0.0
+    return RestoreRates(0.0, per_link, rate, len(usable))

@@ -1,0 +1,265 @@
+"""Child processes: their output as lines, their exits as events, and no way to outlive the launcher.
+
+Each child leads a session of its own, so that an interrupt typed at the terminal reaches the launcher
+alone. Three things end a child when the launcher is gone: the kernel (the bootstrap asks for it), the
+guard process, and the sweep of its group when its leader ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self, TypeAlias
+
+from tensorforge.encoding import Json
+from tensorforge.errors import NotFoundError, UnavailableError
+from tensorforge.launch import guard
+from tensorforge.launch.bootstrap import LAUNCHER_PID, REPORT_FD
+from tensorforge.launch.lines import LineSplitter
+
+_READ_SIZE = 1 << 16
+_READS_AT_ONCE = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """A line that a child wrote to its standard output or error."""
+
+    child: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A message of the child's bootstrap."""
+
+    child: str
+    message: Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class StackLine:
+    """A line of the stacks that a child was asked for."""
+
+    child: str
+    line: str
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A child's process ended; everything that it wrote came before."""
+
+    child: str
+    code: int
+
+
+ChildEvent: TypeAlias = Printed | Reported | StackLine | Exited
+
+
+@dataclass(slots=True)
+class _Child:
+    name: str
+    process: subprocess.Popen[bytes]
+    output: int
+    report: int
+    exit: int
+    splitters: dict[int, LineSplitter] = field(default_factory=dict)
+
+
+class Children:
+    """The processes of one launcher. Every method belongs to one thread, except `wake`.
+
+    The kernel ties a child's life to the *thread* that started it, so that thread must last as long as
+    the children.
+    """
+
+    def __init__(self) -> None:
+        self._selector = selectors.DefaultSelector()
+        self._children: dict[str, _Child] = {}
+        self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._selector.register(self._wake_read, selectors.EVENT_READ, None)
+        guard_read, self._guard_input = os.pipe2(os.O_CLOEXEC)
+        self._guard = subprocess.Popen(  # noqa: S603  our own file, by our own interpreter
+            [sys.executable, "-I", "-S", str(Path(guard.__file__))],
+            stdin=guard_read,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+            cwd="/",
+        )
+        os.close(guard_read)
+        self._closed = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The children that run."""
+        return tuple(self._children)
+
+    @property
+    def wake_fd(self) -> int:
+        """A descriptor for `signal.set_wakeup_fd`: a byte written to it ends a `poll`."""
+        return self._wake_write
+
+    def wake(self) -> None:
+        """End a `poll` early; callable from any thread."""
+        with contextlib.suppress(BlockingIOError):  # full: it wakes anyway
+            os.write(self._wake_write, b"\0")
+
+    def start(
+        self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path
+    ) -> int:
+        """Start a process and return its id."""
+        output_read, output_write = os.pipe2(os.O_CLOEXEC)
+        report_read, report_write = os.pipe2(os.O_CLOEXEC)
+        added = {REPORT_FD: str(report_write), LAUNCHER_PID: str(os.getpid())}
+        try:
+            process = subprocess.Popen(  # noqa: S603  starting the user's command is the purpose
+                list(command),
+                stdin=subprocess.DEVNULL,
+                stdout=output_write,
+                stderr=output_write,
+                env={**environment, **added},
+                cwd=folder,
+                pass_fds=(report_write,),
+                start_new_session=True,
+            )
+        except OSError as error:
+            os.close(output_read)
+            os.close(report_read)
+            raise UnavailableError(f"{name} could not be started: {error}") from error
+        finally:
+            os.close(output_write)
+            os.close(report_write)
+        self._tell_guard("+", process.pid)
+        child = _Child(name, process, output_read, report_read, os.pidfd_open(process.pid))
+        self._children[name] = child
+        for descriptor in (output_read, report_read):
+            os.set_blocking(descriptor, False)
+            child.splitters[descriptor] = LineSplitter()
+            self._selector.register(descriptor, selectors.EVENT_READ, child)
+        self._selector.register(child.exit, selectors.EVENT_READ, child)
+        return process.pid
+
+    def pid(self, name: str) -> int:
+        """The child's process id."""
+        return self._find(name).process.pid
+
+    def signal(self, name: str, number: int) -> None:
+        """Send a signal to the child's process; one that has ended already is left alone."""
+        self._find(name).process.send_signal(number)
+
+    def kill(self, name: str) -> None:
+        """Kill the child and everything in its process group."""
+        self._kill_group(self._find(name))
+
+    def poll(self, timeout: float | None) -> list[ChildEvent]:
+        """Wait for something to happen, at most `timeout` seconds, and return it in order."""
+        events: list[ChildEvent] = []
+        ended: list[_Child] = []
+        for key, _ in self._selector.select(timeout):
+            child: _Child | None = key.data
+            if child is None:
+                self._drain_wake()
+            elif key.fd == child.exit:
+                ended.append(child)
+            else:
+                events += self._read(child, key.fd)
+        for child in ended:
+            events += self._bury(child)
+        return events
+
+    def close(self) -> None:
+        """Kill whoever still runs, then let the guard go. Closing twice is allowed."""
+        if self._closed:
+            return
+        self._closed = True
+        for child in list(self._children.values()):
+            self._bury(child)
+        self._selector.close()
+        for descriptor in (self._guard_input, self._wake_read, self._wake_write):
+            os.close(descriptor)
+        self._guard.wait()
+
+    def _find(self, name: str) -> _Child:
+        try:
+            return self._children[name]
+        except KeyError:
+            raise NotFoundError(f"{name} is not a running child") from None
+
+    def _drain_wake(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self._wake_read, 4096):
+                pass
+
+    def _read(self, child: _Child, descriptor: int) -> list[ChildEvent]:
+        """Read what is there, within bounds: a child that never pauses must not starve the others."""
+        events: list[ChildEvent] = []
+        splitter = child.splitters[descriptor]
+        for _ in range(_READS_AT_ONCE):
+            try:
+                data = os.read(descriptor, _READ_SIZE)
+            except BlockingIOError:
+                break
+            if not data:
+                self._selector.unregister(descriptor)
+                events += self._lines(child, descriptor, splitter.flush())
+                break
+            events += self._lines(child, descriptor, splitter.feed(data))
+        return events
+
+    def _lines(self, child: _Child, descriptor: int, lines: list[str]) -> list[ChildEvent]:
+        if descriptor == child.output:
+            return [Printed(child.name, line) for line in lines]
+        return [_parse_report(child.name, line) for line in lines]
+
+    def _bury(self, child: _Child) -> list[ChildEvent]:
+        # Before it is reaped: until then the group's number cannot belong to anybody else.
+        self._kill_group(child)
+        code = child.process.wait()
+        self._tell_guard("-", child.process.pid)
+        events: list[ChildEvent] = []
+        registered = self._selector.get_map()
+        for descriptor in (child.report, child.output):
+            while descriptor in registered:
+                before = len(events)
+                events += self._read(child, descriptor)
+                if descriptor in registered and len(events) == before:
+                    # Something outside the group keeps the pipe open.
+                    events += self._lines(child, descriptor, child.splitters[descriptor].flush())
+                    self._selector.unregister(descriptor)
+            os.close(descriptor)
+        self._selector.unregister(child.exit)
+        os.close(child.exit)
+        del self._children[child.name]
+        return [*events, Exited(child.name, code)]
+
+    def _kill_group(self, child: _Child) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.process.pid, signal.SIGKILL)
+
+    def _tell_guard(self, sign: str, group: int) -> None:
+        with contextlib.suppress(BrokenPipeError):  # then the kernel's signal alone has to do
+            os.write(self._guard_input, f"{sign}{group}\n".encode())
+
+
+def _parse_report(child: str, line: str) -> ChildEvent:
+    if line.startswith("{"):
+        with contextlib.suppress(ValueError):
+            message = json.loads(line)
+            if isinstance(message, dict):
+                return Reported(child, message)
+    return StackLine(child, line)

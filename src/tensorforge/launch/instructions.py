@@ -1,0 +1,102 @@
+"""What the supervisor tells the shell around it to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from tensorforge.launch.exits import UserFailure
+
+
+class Level(Enum):
+    """How much a notice matters."""
+
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+@dataclass(frozen=True, slots=True)
+class StartCoordinator:
+    """Start the coordinator's process, on the journal of the one before."""
+
+
+@dataclass(frozen=True, slots=True)
+class StopCoordinator:
+    """End the coordinator's process; nobody needs it any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class StartWorker:
+    """Start a worker's process; a standby waits, warm, until it is promoted."""
+
+    worker: str
+    standby: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Promote:
+    """Let a standby take part."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Retire:
+    """Ask a worker to leave gracefully."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End a worker's process, and what it started, now."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class DumpStacks:
+    """Have a worker write down the stacks of its threads; the answer is a `StacksDumped`."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """Tell people."""
+
+    text: str
+    level: Level = Level.INFO
+    worker: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How the run ended. `code` is the launcher's exit code: 0 only if training finished."""
+
+    code: int
+    reason: str
+    worker: str | None = None
+    failure: UserFailure | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """Everything has stopped; return the outcome."""
+
+    outcome: Outcome
+
+
+Instruction: TypeAlias = (
+    StartCoordinator
+    | StopCoordinator
+    | StartWorker
+    | Promote
+    | Retire
+    | Kill
+    | DumpStacks
+    | Say
+    | End
+)

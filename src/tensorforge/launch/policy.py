@@ -1,0 +1,54 @@
+"""How a launched run is supervised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from tensorforge.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SupervisionPolicy:
+    """The supervisor's settings. A wrong value is a `ConfigurationError` at construction.
+
+    `workers`: how many train at the start; `scale` changes it, between `min_workers` and `max_workers`.
+    `standbys`: how many more are kept warm to take the place of one that fails.
+    `max_restarts` within `restart_window` seconds: how many dead workers are replaced.
+    `hang_timeout`: seconds without progress after which a worker counts as hung; `None` for never.
+    `stop_timeout`: seconds that a graceful stop may take before the rest is killed.
+    `lost_timeout`: seconds that a worker which the coordinator gave up has to come back.
+    """
+
+    workers: int = 1
+    min_workers: int = 1
+    max_workers: int | None = None
+    standbys: int = 0
+    max_restarts: int = 10
+    restart_window: float = 3600.0
+    hang_timeout: float | None = 300.0
+    stop_timeout: float = 30.0
+    lost_timeout: float = 10.0
+
+    def __post_init__(self) -> None:
+        self._at_least("min_workers", 1)
+        self._at_least("workers", self.min_workers, " (min_workers)")
+        if self.max_workers is not None:
+            self._at_least("max_workers", self.workers, " (workers)")
+        self._at_least("standbys", 0)
+        self._at_least("max_restarts", 0)
+        for name in ("restart_window", "hang_timeout", "stop_timeout", "lost_timeout"):
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigurationError(name, value, "must be more than 0 seconds")
+
+    def _at_least(self, name: str, least: int, why: str = "") -> None:
+        value = getattr(self, name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigurationError(name, value, "must be a whole number")
+        if value < least:
+            raise ConfigurationError(name, value, f"must be at least {least}{why}")
+
+    def clamp(self, workers: int) -> int:
+        """The nearest number of workers that the limits allow."""
+        most = workers if self.max_workers is None else min(workers, self.max_workers)
+        return max(self.min_workers, most)

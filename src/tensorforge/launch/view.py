@@ -1,0 +1,179 @@
+"""The live view's model: events in, facts to show out. No terminal, no clock."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from tensorforge.launch.events import (
+    CheckpointProgress,
+    CoordinatorExited,
+    CoordinatorStarted,
+    Event,
+    GenerationFormed,
+    StepCommitted,
+    StopRequested,
+    TargetChanged,
+    TrainingFinished,
+    WorkerExited,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReleased,
+    WorkerStarted,
+    WorkerWarm,
+)
+from tensorforge.launch.exits import describe_exit
+
+RATE_SECONDS = 10.0
+LOSSES_KEPT = 400
+RESCALES_KEPT = 50
+GONE_KEPT = 4
+
+_STATES: Mapping[type, str] = {
+    WorkerWarm: "warm",
+    WorkerJoined: "joined",
+    WorkerLost: "lost",
+    WorkerReleased: "leaving",
+}
+
+
+@dataclass(slots=True)
+class WorkerRow:
+    """One worker as the view shows it."""
+
+    name: str
+    pid: int
+    state: str
+    since: float
+    gone: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rescale:
+    """One line of the rescale timeline."""
+
+    at: float
+    generation: int
+    size: int
+    reason: str
+    phases: tuple[tuple[str, float], ...]
+
+    @property
+    def total(self) -> float:
+        """Milliseconds over all phases."""
+        return sum(milliseconds for _, milliseconds in self.phases)
+
+
+@dataclass(slots=True)
+class RunView:
+    """What is known about the run. `apply` is the only way it changes."""
+
+    target: int = 0
+    workers: dict[str, WorkerRow] = field(default_factory=dict)
+    generation: int | None = None
+    coordinator: str = "starting"
+    phase: str = "starting"
+    step: int | None = None
+    epoch: int = 0
+    samples: int = 0
+    loss: float | None = None
+    learning_rate: float | None = None
+    losses: deque[float] = field(default_factory=lambda: deque(maxlen=LOSSES_KEPT))
+    rescales: deque[Rescale] = field(default_factory=lambda: deque(maxlen=RESCALES_KEPT))
+    checkpoint: CheckpointProgress | None = None
+    _rates: deque[tuple[float, int]] = field(default_factory=deque)
+
+    def apply(self, event: Event, now: float) -> None:
+        """Take in an event; one that changes nothing on the screen is passed over."""
+        handler = self._HANDLERS.get(type(event))
+        if isinstance(event, WorkerWarm | WorkerJoined | WorkerLost | WorkerReleased):
+            self._state(event.worker, _STATES[type(event)], now)
+        elif handler is not None:
+            handler(self, event, now)
+
+    def samples_per_second(self, now: float) -> float | None:
+        """The rate over the last seconds; `None` before two steps were seen."""
+        recent = [entry for entry in self._rates if entry[0] > now - RATE_SECONDS]
+        if len(recent) < 2 or recent[-1][0] <= recent[0][0]:
+            return None
+        return (recent[-1][1] - recent[0][1]) / (now - recent[0][0])
+
+    def _started(self, event: WorkerStarted, now: float) -> None:
+        self.workers[event.worker] = WorkerRow(event.worker, event.pid, "starting", now)
+
+    def _state(self, worker: str, state: str, now: float, *, gone: bool = False) -> None:
+        row = self.workers.get(worker)
+        if row is not None and row.state != state:
+            row.state, row.since, row.gone = state, now, gone
+
+    def _exited(self, event: WorkerExited, now: float) -> None:
+        if event.failure is not None:
+            what = f"raised {event.failure.kind}"
+        else:
+            what = "ended" if event.code == 0 else describe_exit(event.code)
+        self._state(event.worker, what, now, gone=True)
+        gone = [row.name for row in self.workers.values() if row.gone]
+        for name in gone[: max(0, len(gone) - GONE_KEPT)]:
+            del self.workers[name]
+
+    def _step(self, event: StepCommitted, now: float) -> None:
+        if self.step is not None and event.step <= self.step:
+            return
+        self.phase, self.step, self.epoch = "training", event.step, event.epoch
+        self.learning_rate = event.learning_rate
+        if event.samples:
+            self.samples = event.samples
+            self._rates.append((now, event.samples))
+            while self._rates[0][0] <= now - 2 * RATE_SECONDS:
+                self._rates.popleft()
+        if event.loss is not None:
+            self.loss = event.loss
+            self.losses.append(event.loss)
+
+    def _formed(self, event: GenerationFormed, now: float) -> None:
+        if self.generation is not None and event.generation < self.generation:
+            return
+        line = Rescale(
+            now, event.generation, len(event.members), event.reason, tuple(event.phases.items())
+        )
+        if self.rescales and self.rescales[-1].generation == event.generation:
+            self.rescales.pop()  # the same rescale, with more of its phases measured
+        self.rescales.append(line)
+        self.generation = event.generation
+        for row in self.workers.values():
+            if not row.gone:
+                member = row.name in event.members
+                self._state(row.name, "training" if member else "standing by", now)
+
+    def _coordinator_up(self, event: CoordinatorStarted, _now: float) -> None:
+        self.coordinator = event.address
+
+    def _coordinator_down(self, event: CoordinatorExited, _now: float) -> None:
+        self.coordinator = describe_exit(event.code)
+
+    def _target_changed(self, event: TargetChanged, _now: float) -> None:
+        self.target = event.workers
+
+    def _checkpoint(self, event: CheckpointProgress, _now: float) -> None:
+        self.checkpoint = event
+
+    def _stopping(self, _event: StopRequested, _now: float) -> None:
+        self.phase = "stopping"
+
+    def _finished(self, _event: TrainingFinished, _now: float) -> None:
+        self.phase = "finished"
+
+    _HANDLERS: ClassVar[Mapping[type, Callable[[RunView, Any, float], None]]] = {
+        WorkerStarted: _started,
+        WorkerExited: _exited,
+        StepCommitted: _step,
+        GenerationFormed: _formed,
+        CheckpointProgress: _checkpoint,
+        TargetChanged: _target_changed,
+        CoordinatorStarted: _coordinator_up,
+        CoordinatorExited: _coordinator_down,
+        StopRequested: _stopping,
+        TrainingFinished: _finished,
+    }

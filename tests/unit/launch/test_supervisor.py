@@ -1,0 +1,382 @@
+import signal
+
+import pytest
+
+from tensorforge.launch.events import (
+    CoordinatorExited,
+    CoordinatorStarted,
+    GenerationFormed,
+    StacksDumped,
+    StepCommitted,
+    StopRequested,
+    TargetChanged,
+    Tick,
+    TrainingAborted,
+    TrainingFinished,
+    WorkerExited,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReleased,
+)
+from tensorforge.launch.exits import UserFailure
+from tensorforge.launch.hangs import DUMP_TIMEOUT
+from tensorforge.launch.instructions import (
+    DumpStacks,
+    End,
+    Kill,
+    Promote,
+    Retire,
+    Say,
+    StartCoordinator,
+    StartWorker,
+    StopCoordinator,
+)
+from tensorforge.launch.policy import SupervisionPolicy
+from tensorforge.launch.supervisor import COORDINATOR_ATTEMPTS, EXPLANATION_TIMEOUT, Supervisor
+from tensorforge.testing.clock import ManualClock
+
+
+class Driver:
+    """A supervisor with a clock; keeps what it was told and what was said."""
+
+    def __init__(self, **settings):
+        self.clock = ManualClock()
+        self.supervisor = Supervisor(SupervisionPolicy(**settings))
+        self.said: list[str] = []
+        self.outcome = None
+        assert self.supervisor.begin(self.clock()) == [StartCoordinator()]
+
+    def tell(self, *events):
+        done = []
+        for event in events:
+            done += self.supervisor.handle(event, self.clock())
+        self.said += [step.text for step in done if isinstance(step, Say)]
+        self.outcome = next((s.outcome for s in done if isinstance(s, End)), self.outcome)
+        return [step for step in done if not isinstance(step, Say)]
+
+    def wait(self, seconds):
+        self.clock.advance(seconds)
+        return self.tell(Tick())
+
+
+def up(**settings) -> Driver:
+    """A run whose workers have joined and committed a step."""
+    driver = Driver(**settings)
+    driver.tell(CoordinatorStarted("127.0.0.1:1", 9))
+    members = tuple(driver.supervisor.workers)
+    driver.tell(*(WorkerJoined(name) for name in members), GenerationFormed(1, members))
+    driver.tell(StepCommitted(1))
+    return driver
+
+
+def failure(kind="ValueError", where="train.py:7 in f") -> UserFailure:
+    return UserFailure(kind=kind, message="no", where=where, traceback="Traceback …\n")
+
+
+def test_workers_start_when_the_coordinators_address_is_known():
+    driver = Driver(workers=2, standbys=1)
+    assert driver.tell(Tick()) == []
+    assert driver.tell(CoordinatorStarted("127.0.0.1:1", 9)) == [
+        StartWorker("worker-0", standby=False),
+        StartWorker("worker-1", standby=False),
+        StartWorker("worker-2", standby=True),
+    ]
+
+
+def test_a_killed_worker_is_replaced_at_once():
+    driver = up(workers=2)
+    assert driver.tell(WorkerExited("worker-0", -9)) == [StartWorker("worker-2", standby=False)]
+    assert "worker-0 was killed by SIGKILL" in driver.said[-1]
+    assert "9 of 10 restarts left" in driver.said[-1]
+
+
+def test_a_standby_steps_in_and_the_replacement_becomes_the_new_standby():
+    driver = up(workers=2, standbys=1)
+    assert driver.tell(WorkerExited("worker-1", -9)) == [
+        Promote("worker-2"),
+        StartWorker("worker-3", standby=True),
+    ]
+
+
+def test_a_dead_standby_is_replaced_by_a_standby():
+    driver = up(workers=1, standbys=1)
+    assert driver.tell(WorkerExited("worker-1", -9)) == [StartWorker("worker-2", standby=True)]
+
+
+def test_a_crash_loop_slows_down_and_progress_forgives_it():
+    driver = up(workers=3)
+    driver.tell(WorkerExited("worker-0", -11))
+    assert driver.tell(WorkerExited("worker-3", -11)) == []
+    assert driver.supervisor.deadline() == driver.clock() + 0.5
+    assert driver.wait(0.5) == [StartWorker("worker-4", standby=False)]
+    driver.tell(StepCommitted(2))
+    assert driver.tell(WorkerExited("worker-4", -11)) == [StartWorker("worker-5", standby=False)]
+
+
+def test_without_budget_the_run_goes_on_with_fewer():
+    driver = up(workers=3, min_workers=2, max_restarts=0)
+    assert driver.tell(WorkerExited("worker-0", -9)) == []
+    assert "restart budget is spent" in driver.said[-1]
+    assert "going on with 2" in driver.said[-1]
+    assert driver.outcome is None
+
+
+def test_without_budget_below_the_minimum_the_run_ends():
+    driver = up(workers=2, min_workers=2, max_restarts=1)
+    driver.tell(WorkerExited("worker-0", -9), WorkerJoined("worker-2"), StepCommitted(2))
+    assert driver.tell(WorkerExited("worker-1", -9)) == [Retire("worker-2")]
+    assert driver.tell(WorkerExited("worker-2", 0))[-1] == End(driver.outcome)
+    assert driver.outcome.code == 1
+    assert "restart budget is spent (1 in 3600 s)" in driver.outcome.reason
+    assert "min_workers (2)" in driver.outcome.reason
+
+
+def test_the_budget_refills_with_time():
+    driver = up(workers=2, max_restarts=1, restart_window=60.0, hang_timeout=None)
+    driver.tell(WorkerExited("worker-0", -9))
+    driver.wait(60.0)
+    driver.tell(StepCommitted(2))
+    assert driver.tell(WorkerExited("worker-1", -9)) == [StartWorker("worker-3", standby=False)]
+
+
+def test_asking_for_more_starts_more_and_asking_for_fewer_retires_the_newest():
+    driver = up(workers=2, max_workers=4)
+    assert driver.tell(TargetChanged(9)) == [
+        StartWorker("worker-2", standby=False),
+        StartWorker("worker-3", standby=False),
+    ]
+    assert driver.tell(TargetChanged(1)) == [
+        Retire("worker-1"),
+        Retire("worker-2"),
+        Retire("worker-3"),
+    ]
+    assert driver.tell(WorkerExited("worker-3", 0)) == []
+    assert driver.supervisor.restarts_left(driver.clock()) == 10
+
+
+def test_a_retired_worker_that_does_not_go_is_killed():
+    driver = up(workers=2, stop_timeout=5.0)
+    driver.tell(TargetChanged(1))
+    assert driver.wait(4.9) == []
+    assert driver.wait(0.1) == [Kill("worker-1")]
+    assert driver.tell(WorkerExited("worker-1", -9)) == []
+
+
+def test_a_worker_that_was_asked_to_leave_is_not_replaced():
+    driver = up(workers=3)
+    assert driver.tell(WorkerReleased("worker-1"), WorkerExited("worker-1", 0)) == []
+    assert driver.supervisor.target == 2
+    assert driver.tell(WorkerReleased("worker-1")) == []
+    assert driver.supervisor.target == 2
+
+
+def test_the_exit_may_be_seen_before_the_release():
+    driver = up(workers=3)
+    assert driver.tell(WorkerExited("worker-1", 0)) == []
+    assert driver.tell(WorkerReleased("worker-1")) == []
+    assert driver.wait(EXPLANATION_TIMEOUT) == []
+    assert driver.supervisor.workers == ("worker-0", "worker-2")
+
+
+def test_a_worker_that_ends_early_for_no_reason_has_failed():
+    driver = up(workers=2)
+    assert driver.tell(WorkerExited("worker-1", 0)) == []
+    assert driver.wait(EXPLANATION_TIMEOUT) == [StartWorker("worker-2", standby=False)]
+    assert "before the training was complete" in driver.said[-1]
+
+
+def test_a_script_that_never_trains_ends_the_run():
+    driver = Driver(workers=2)
+    driver.tell(CoordinatorStarted("a", 1), WorkerExited("worker-0", 0))
+    assert driver.wait(EXPLANATION_TIMEOUT) == [Kill("worker-1")]
+    driver.tell(WorkerExited("worker-1", 0))
+    assert driver.outcome.code == 1
+    assert "ended without training" in driver.outcome.reason
+
+
+def test_training_that_finished_ends_with_success():
+    driver = up(workers=2)
+    assert driver.tell(TrainingFinished("4 epochs"), WorkerExited("worker-0", 0)) == []
+    assert driver.tell(WorkerExited("worker-1", 0)) == [StopCoordinator(), End(driver.outcome)]
+    assert (driver.outcome.code, driver.outcome.reason) == (0, "4 epochs")
+
+
+def test_exits_before_the_news_of_the_finish_are_explained_by_it():
+    driver = up(workers=2)
+    assert driver.tell(WorkerExited("worker-0", 0), WorkerExited("worker-1", 0)) == []
+    driver.tell(TrainingFinished())
+    assert driver.outcome.code == 0
+
+
+def test_who_lingers_after_the_finish_is_killed_and_the_run_is_still_a_success():
+    driver = up(workers=1, stop_timeout=5.0)
+    driver.tell(TrainingFinished())
+    assert driver.wait(5.0) == [Kill("worker-0")]
+    driver.tell(WorkerExited("worker-0", -9))
+    assert driver.outcome.code == 0
+
+
+def test_an_exception_before_training_ends_the_run_at_once():
+    driver = Driver(workers=2)
+    driver.tell(CoordinatorStarted("a", 1))
+    assert driver.tell(WorkerExited("worker-1", 1, failure())) == [Kill("worker-0")]
+    driver.tell(WorkerExited("worker-0", -9))
+    assert driver.outcome.reason == "worker-1 raised ValueError: no (train.py:7 in f)"
+    assert driver.outcome.failure.traceback == "Traceback …\n"
+
+
+def test_an_exception_in_training_is_forgiven_once_and_ends_the_run_the_second_time():
+    driver = up(workers=2)
+    assert driver.tell(WorkerExited("worker-1", 1, failure())) == [
+        StartWorker("worker-2", standby=False)
+    ]
+    driver.tell(WorkerJoined("worker-2"), StepCommitted(2))
+    other = failure("OSError", "io.py:1 in read")
+    assert driver.tell(WorkerExited("worker-2", 1, other)) == [
+        StartWorker("worker-3", standby=False)
+    ]
+    assert driver.tell(WorkerExited("worker-3", 1, failure())) == [Retire("worker-0")]
+    driver.tell(WorkerExited("worker-0", 0))
+    assert driver.outcome.code == 1
+    assert driver.outcome.reason.endswith(", again")
+
+
+def test_the_first_interrupt_is_graceful_and_the_second_is_not():
+    driver = up(workers=2, stop_timeout=30.0)
+    asked = driver.tell(StopRequested(signal.SIGINT))
+    assert asked == [Retire("worker-0"), Retire("worker-1")]
+    assert driver.tell(WorkerExited("worker-0", 0)) == []
+    assert driver.tell(StopRequested(signal.SIGINT)) == [Kill("worker-1")]
+    assert driver.tell(WorkerExited("worker-1", -9)) == [StopCoordinator(), End(driver.outcome)]
+    assert driver.outcome.code == 130
+
+
+def test_a_graceful_stop_is_bounded():
+    driver = up(workers=1, stop_timeout=30.0)
+    driver.tell(StopRequested(signal.SIGTERM))
+    assert driver.supervisor.deadline() == driver.clock() + 30.0
+    assert driver.wait(30.0) == [Kill("worker-0")]
+    driver.tell(WorkerExited("worker-0", -9))
+    assert driver.outcome.code == 143
+
+
+def test_training_that_finishes_while_it_is_interrupted_has_finished():
+    driver = up(workers=1)
+    driver.tell(StopRequested(signal.SIGINT), TrainingFinished(), WorkerExited("worker-0", 0))
+    assert driver.outcome.code == 0
+
+
+def test_what_the_coordinator_ended_is_over():
+    driver = up(workers=1)
+    assert driver.tell(TrainingAborted("too many failures")) == [Retire("worker-0")]
+    driver.tell(WorkerExited("worker-0", 1))
+    assert (driver.outcome.code, driver.outcome.reason) == (1, "too many failures")
+
+
+def test_a_dead_coordinator_is_started_again():
+    driver = up(workers=1)
+    driver.clock.advance(100.0)
+    assert driver.tell(CoordinatorExited(-9)) == [StartCoordinator()] or (
+        driver.wait(0.2) == [StartCoordinator()]
+    )
+    driver.tell(CoordinatorStarted("127.0.0.1:1", 10))
+    assert driver.supervisor.workers == ("worker-0",)
+
+
+def test_a_coordinator_that_does_not_stay_up_ends_the_run():
+    driver = up(workers=1)
+    for _ in range(COORDINATOR_ATTEMPTS):
+        driver.tell(CoordinatorExited(1))
+        driver.wait(10.0)
+    assert driver.tell(WorkerExited("worker-0", 0))[-1] == End(driver.outcome)
+    assert "does not stay up" in driver.outcome.reason
+
+
+def test_a_coordinator_that_never_came_up_ends_the_run_at_once():
+    driver = Driver(workers=1)
+    driver.tell(CoordinatorExited(1))
+    assert driver.outcome.code == 1
+
+
+def test_a_worker_that_the_coordinator_gave_up_has_some_time_to_come_back():
+    driver = up(workers=2, lost_timeout=10.0)
+    driver.tell(WorkerLost("worker-1", "silent for 10 s"))
+    driver.wait(9.0)
+    driver.tell(WorkerJoined("worker-1"))
+    assert driver.wait(9.0) == []
+    driver.tell(WorkerLost("worker-1", "silent for 10 s"))
+    assert driver.wait(10.0) == [Kill("worker-1")]
+    assert driver.tell(WorkerExited("worker-1", -9)) == [StartWorker("worker-2", standby=False)]
+    assert "given up by the coordinator (silent for 10 s)" in driver.said[-1]
+
+
+AT_WORK = """Current thread 0x00007f (most recent call first):
+  File "/job/train.py", line 9 in loss
+  File "/job/train.py", line 20 in <module>
+  File "/x/tensorforge/launch/bootstrap.py", line 88 in _run_script
+"""
+WAITING = """Thread 0x00007e (most recent call first):
+  File "/usr/lib/python3.11/threading.py", line 324 in wait
+
+Current thread 0x00007f (most recent call first):
+  File "/x/tensorforge/train/group.py", line 70 in wait
+  File "/x/tensorforge/train/run.py", line 99 in commit
+  File "/job/train.py", line 21 in <module>
+  File "/x/tensorforge/launch/bootstrap.py", line 88 in _run_script
+"""
+
+
+def test_without_progress_the_worker_that_is_at_work_is_the_one_that_hangs():
+    driver = up(workers=2, hang_timeout=60.0)
+    assert driver.wait(59.9) == []
+    assert driver.wait(0.1) == [DumpStacks("worker-0"), DumpStacks("worker-1")]
+    assert driver.tell(StacksDumped("worker-0", WAITING)) == []
+    assert driver.tell(StacksDumped("worker-1", AT_WORK)) == [Kill("worker-1")]
+    assert driver.tell(WorkerExited("worker-1", -9)) == [StartWorker("worker-2", standby=False)]
+    assert "worker-1 hangs: no progress for 60 s" in driver.said[-1]
+
+
+def test_a_worker_that_does_not_even_dump_its_stacks_hangs():
+    driver = up(workers=1, hang_timeout=60.0)
+    assert driver.wait(60.0) == [DumpStacks("worker-0")]
+    assert driver.wait(DUMP_TIMEOUT) == [Kill("worker-0")]
+
+
+def test_when_everyone_waits_there_is_a_warning_and_then_an_end():
+    driver = up(workers=1, hang_timeout=60.0)
+    driver.wait(60.0)
+    assert driver.tell(StacksDumped("worker-0", WAITING)) == []
+    assert "every worker waits" in driver.said[-1]
+    driver.wait(60.0)
+    assert driver.tell(StacksDumped("worker-0", WAITING)) == [Retire("worker-0")]
+    driver.tell(WorkerExited("worker-0", 0))
+    assert driver.outcome.code == 1
+
+
+def test_progress_while_the_stacks_are_collected_acquits_everyone():
+    driver = up(workers=1, hang_timeout=60.0)
+    driver.wait(60.0)
+    driver.tell(StepCommitted(2), StacksDumped("worker-0", AT_WORK))
+    assert driver.wait(DUMP_TIMEOUT) == []
+
+
+def test_a_worker_that_never_joins_hangs_too():
+    driver = Driver(workers=1, hang_timeout=60.0)
+    driver.tell(CoordinatorStarted("a", 1))
+    assert driver.supervisor.deadline() == 60.0
+    assert driver.wait(60.0) == [DumpStacks("worker-0"), Kill("worker-0")]
+    driver.tell(WorkerExited("worker-0", -9))
+    assert "did not join within 60 s" in driver.said[-1]
+
+
+@pytest.mark.parametrize("event", [WorkerExited("x", 1), WorkerJoined("x"), WorkerLost("x", "")])
+def test_news_of_strangers_is_harmless(event):
+    driver = up(workers=1)
+    assert driver.tell(event) == []
+
+
+def test_after_the_end_nothing_is_done_any_more():
+    driver = up(workers=1)
+    driver.tell(TrainingFinished(), WorkerExited("worker-0", 0))
+    assert driver.tell(WorkerExited("worker-0", 1), TargetChanged(5), StopRequested(2)) == []
+    assert driver.supervisor.handle(Tick(), 1e9) == []
