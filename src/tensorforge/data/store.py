@@ -349,7 +349,7 @@ def _translated(where: str, requested: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise CapacityError(
                 f"{where}: no room for {requested} bytes ({error.strerror})",
                 requested=requested,

@@ -177,7 +177,21 @@ class DataTransferManager:
         if plan.generation > self.generation:
             self._cancel_all()
             self.generation = plan.generation
-        return self._launch(plan.transfers_to(self.worker))
+        return self.launch(plan.transfers_to(self.worker))
+
+    def launch(self, moves: Iterable[DataTransfer]) -> TransferJob:
+        """Begin to fetch these transfers, in this order."""
+        if self._closed:
+            raise ClosedError("the transfer manager was closed")
+        job = TransferJob(moves)
+        pool = ThreadPoolExecutor(self.max_concurrent_transfers, "shard-transfer")
+        for move in job.moves:
+            job.futures[move] = pool.submit(self._run, job, move)
+        pool.shutdown(wait=False)  # its threads end with the last transfer
+        with self._lock:
+            self._jobs = [pair for pair in self._jobs if not _is_done(pair[0])]
+            self._jobs.append((job, pool))
+        return job
 
     def transfer(self, transfer: DataTransfer, *, generation: int | None = None) -> TransferReport:
         """Carry one transfer to this worker now."""
@@ -189,7 +203,7 @@ class DataTransferManager:
             )
         if generation is not None and generation < self.generation:
             raise StaleGenerationError(f"generation {generation} is older than {self.generation}")
-        return self._launch([transfer]).wait()
+        return self.launch([transfer]).wait()
 
     def samples_per_second(self) -> float | None:
         """What was received lately per second of receiving; `None` before anything was.
@@ -213,19 +227,6 @@ class DataTransferManager:
             job.cancel()
         for _, pool in jobs:
             pool.shutdown(wait=True)
-
-    def _launch(self, moves: Iterable[DataTransfer]) -> TransferJob:
-        if self._closed:
-            raise ClosedError("the transfer manager was closed")
-        job = TransferJob(moves)
-        pool = ThreadPoolExecutor(self.max_concurrent_transfers, "shard-transfer")
-        for move in job.moves:
-            job.futures[move] = pool.submit(self._run, job, move)
-        pool.shutdown(wait=False)  # its threads end with the last transfer
-        with self._lock:
-            self._jobs = [pair for pair in self._jobs if not _is_done(pair[0])]
-            self._jobs.append((job, pool))
-        return job
 
     def _run(self, job: TransferJob, move: DataTransfer) -> None:
         shard = move.shard
