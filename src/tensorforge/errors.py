@@ -9,6 +9,7 @@
     │   ├── AlreadyExistsError         the name is taken
     │   ├── TransitionError            the lifecycle has no such move: current, requested, allowed
     │   ├── StaleGenerationError       the sender belongs to an older generation (it is fenced)
+    │   ├── LostRaceError              somebody else changed it first: look again, then decide
     │   └── ClosedError                used after it was closed
     ├── CapacityError                  there is no room: requested, available
     ├── AuthenticationError            nobody knows who this is
@@ -86,6 +87,10 @@ class TransitionError(ConflictError):
 
 class StaleGenerationError(ConflictError):
     """A message of an older generation or incarnation: its sender is fenced off."""
+
+
+class LostRaceError(ConflictError):
+    """The thing changed between the caller's look and the caller's move; nothing was changed."""
 
 
 class ClosedError(ConflictError):

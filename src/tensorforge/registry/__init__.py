@@ -1,0 +1,84 @@
+"""The model registry: semantic versions, a lifecycle with evidence, and an audit that shows tampering.
+
+versions, ranges, lifecycle, models, shapes, selection, evidence, filters    pure
+schema, rows, registering, moves, labels, search, audit                      on the database
+reading, registry                                                            what others call
+"""
+
+from tensorforge.registry.audit import AuditEntry, AuditHead
+from tensorforge.registry.lifecycle import (
+    DEPLOYMENT_LIFECYCLE,
+    DeploymentState,
+    can_transition_state,
+)
+from tensorforge.registry.models import (
+    Actor,
+    Lineage,
+    ModelMetadata,
+    RegisteredModel,
+    Rollback,
+    Sla,
+    TensorSpec,
+    Transition,
+    ValidationRecord,
+    ValidationResult,
+)
+from tensorforge.registry.ranges import VersionRange, parse_range
+from tensorforge.registry.registry import ModelRegistry
+from tensorforge.registry.selection import (
+    CanaryDecision,
+    CanaryPolicy,
+    CanaryVerdict,
+    RollbackAssessment,
+    assess_rollback,
+    decide_canary,
+    meets_sla,
+    rollback_priority,
+    select_best_model,
+)
+from tensorforge.registry.shapes import DueBump, due_bump, shape_compatibility
+from tensorforge.registry.versions import (
+    Bump,
+    ModelVersion,
+    compare_versions,
+    format_version,
+    parse_version,
+)
+
+__all__ = [
+    "DEPLOYMENT_LIFECYCLE",
+    "Actor",
+    "AuditEntry",
+    "AuditHead",
+    "Bump",
+    "CanaryDecision",
+    "CanaryPolicy",
+    "CanaryVerdict",
+    "DeploymentState",
+    "DueBump",
+    "Lineage",
+    "ModelMetadata",
+    "ModelRegistry",
+    "ModelVersion",
+    "RegisteredModel",
+    "Rollback",
+    "RollbackAssessment",
+    "Sla",
+    "TensorSpec",
+    "Transition",
+    "ValidationRecord",
+    "ValidationResult",
+    "VersionRange",
+    "assess_rollback",
+    "can_transition_state",
+    "compare_versions",
+    "decide_canary",
+    "due_bump",
+    "format_version",
+    "meets_sla",
+    "parse_range",
+    "parse_version",
+    "rollback_priority",
+    "select_best_model",
+    "shape_compatibility",
+]

@@ -1,0 +1,23 @@
+"""A change to the registry: its audit row and the messages about it, in one transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from tensorforge.registry import audit
+from tensorforge.registry.rows import insert_if_absent
+from tensorforge.registry.schema import AUDIT_HEAD
+
+
+def prepare(connection: sa.Connection) -> None:
+    """Make the head of the audit if this database is new."""
+    first = {"id": 1, "sequence": 0, "hash": audit.GENESIS, "at_us": 0}
+    insert_if_absent(connection, AUDIT_HEAD, first)
+
+
+def record(connection: sa.Connection, fact: audit.AuditFact, now_us: int) -> Mapping[str, Any]:
+    """Write down a change; it stands exactly if the caller's transaction does."""
+    return audit.append(connection, fact, now_us)

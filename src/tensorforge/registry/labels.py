@@ -1,0 +1,126 @@
+"""Tags and aliases: the names that people hang on models and versions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from tensorforge.errors import InvalidInputError, NotFoundError
+from tensorforge.registry import changes
+from tensorforge.registry.audit import AuditFact
+from tensorforge.registry.models import Actor
+from tensorforge.registry.names import MAX_TAGS, check_alias, check_tag_key, check_tags, tag_digest
+from tensorforge.registry.rows import VERSION_QUERY, Row, find_version, version_of
+from tensorforge.registry.schema import ALIASES, MODEL_TAGS, VERSION_TAGS, VERSIONS
+from tensorforge.registry.versions import ModelVersion
+
+
+def change_model_tags(
+    connection: sa.Connection, model: Row, put: Mapping[str, str], drop: Iterable[str]
+) -> None:
+    """Set and remove tags of a locked model."""
+    _change(connection, MODEL_TAGS, MODEL_TAGS.c.model_key, model["key"], put, drop)
+
+
+def change_version_tags(
+    connection: sa.Connection, version: Row, put: Mapping[str, str], drop: Iterable[str]
+) -> None:
+    """Set and remove tags of a version whose model is locked."""
+    _change(connection, VERSION_TAGS, VERSION_TAGS.c.version_key, version["key"], put, drop)
+
+
+def _change(
+    connection: sa.Connection,
+    table: sa.Table,
+    owner: sa.Column[Any],
+    key: int,
+    put: Mapping[str, str],
+    drop: Iterable[str],
+) -> None:
+    tags = check_tags(put)
+    gone = sorted({*map(check_tag_key, drop), *tags})
+    if gone:
+        connection.execute(table.delete().where(owner == key, table.c.tag.in_(gone)))
+    if tags:
+        insert_tags(connection, table, owner.name, key, tags)
+    query = sa.select(sa.func.count()).select_from(table).where(owner == key)
+    if (connection.scalar(query) or 0) > MAX_TAGS:
+        raise InvalidInputError(f"more than {MAX_TAGS} tags on one thing are not allowed")
+
+
+def insert_tags(
+    connection: sa.Connection, table: sa.Table, owner: str, key: int, tags: Mapping[str, str]
+) -> None:
+    """Write checked tags of a thing that has none of these keys."""
+    rows = [
+        {owner: key, "tag": tag, "value": value, "digest": tag_digest(value)}
+        for tag, value in tags.items()
+    ]
+    connection.execute(table.insert(), rows)
+
+
+def set_alias(
+    connection: sa.Connection,
+    model: Row,
+    alias: str,
+    version: ModelVersion,
+    actor: Actor,
+    now_us: int,
+) -> None:
+    """Let an alias of a locked model point to a version, wherever it pointed before."""
+    check_alias(alias)
+    row = find_version(connection, model["model_id"], version)
+    before = look_for_alias(connection, model["key"], alias)
+    connection.execute(ALIASES.delete().where(*_of(model, alias)))
+    connection.execute(
+        ALIASES.insert().values(model_key=model["key"], alias=alias, version_key=row["key"])
+    )
+    was = "" if before is None else str(version_of(before))
+    _record(connection, model, "set_alias", alias, str(version), was, actor, now_us)
+
+
+def delete_alias(
+    connection: sa.Connection, model: Row, alias: str, actor: Actor, now_us: int
+) -> None:
+    """Remove an alias of a locked model; `NotFoundError` if there is none."""
+    before = look_for_alias(connection, model["key"], alias)
+    if before is None:
+        raise NotFoundError(f"the model {model['model_id']!r} has no alias {alias[:100]!r}")
+    connection.execute(ALIASES.delete().where(*_of(model, alias)))
+    was = str(version_of(before))
+    _record(connection, model, "delete_alias", alias, was, was, actor, now_us)
+
+
+def look_for_alias(connection: sa.Connection, model_key: int, alias: str) -> Row | None:
+    """The version that an alias points to."""
+    query = VERSION_QUERY.join(ALIASES, ALIASES.c.version_key == VERSIONS.c.key).where(
+        ALIASES.c.model_key == model_key, ALIASES.c.alias == alias
+    )
+    return connection.execute(query).mappings().one_or_none()
+
+
+def _of(model: Row, alias: str) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+    return (ALIASES.c.model_key == model["key"], ALIASES.c.alias == alias)
+
+
+def _record(
+    connection: sa.Connection,
+    model: Row,
+    action: str,
+    alias: str,
+    version: str,
+    was: str,
+    actor: Actor,
+    now_us: int,
+) -> None:
+    fact = AuditFact(
+        actor=actor.name,
+        action=action,
+        model_key=model["key"],
+        model_id=model["model_id"],
+        version=version,
+        evidence={"alias": alias, "previous": was},
+    )
+    changes.record(connection, fact, now_us)

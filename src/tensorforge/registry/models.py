@@ -1,0 +1,150 @@
+"""What the registry remembers: plain values, without a database or a clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+
+from tensorforge.errors import InvalidInputError
+from tensorforge.registry.lifecycle import DeploymentState
+from tensorforge.registry.versions import ModelVersion
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSpec:
+    """The type and shape of one tensor of a model, as the header of its file says."""
+
+    dtype: str
+    shape: Shape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lineage:
+    """Where a version came from: the run, the step and the checkpoint."""
+
+    run_id: str = ""
+    step: int | None = None
+    checkpoint_id: str = ""
+    run_link: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelMetadata:
+    """One version of a model.
+
+    `model_id` names the model in every call; `name` is for people. `source` says where the weights lie and
+    is never opened by the registry itself. `number` counts a model's versions from 1 in the order of
+    registration, and `revision` counts the moves that a version has made: both are the registry's to set.
+    """
+
+    model_id: str
+    name: str
+    version: ModelVersion
+    framework: str
+    input_shape: Shape
+    output_shape: Shape
+    size_bytes: int
+    checksum: str
+    registered_at: datetime
+    state: DeploymentState = DeploymentState.REGISTERED
+    tags: Mapping[str, str] = field(default_factory=dict)
+    source: str = ""
+    description: str = ""
+    lineage: Lineage = field(default_factory=Lineage)
+    registered_by: str = ""
+    updated_at: datetime | None = None
+    number: int = 0
+    revision: int = 0
+    aliases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationResult:
+    """What a validation measured. `samples` is the number of answers behind `accuracy_score`.
+
+    A figure that could not be measured is NaN, and NaN meets no limit.
+    """
+
+    model_id: str
+    version: ModelVersion
+    passed: bool
+    latency_p50_ms: float
+    latency_p99_ms: float
+    accuracy_score: float
+    errors: tuple[str, ...] = ()
+    samples: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValidationRecord:
+    """A validation as it was recorded: in which state the version was, when, and by whom."""
+
+    record_id: int
+    result: ValidationResult
+    state: DeploymentState
+    revision: int
+    recorded_at: datetime
+    recorded_by: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sla:
+    """What a version must reach: p99 latency at most, accuracy at least."""
+
+    max_latency_ms: float
+    min_accuracy: float
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.max_latency_ms) and self.max_latency_ms > 0):
+            raise InvalidInputError(
+                f"max_latency_ms = {self.max_latency_ms!r}: must be a positive number"
+            )
+        if not math.isfinite(self.min_accuracy):
+            raise InvalidInputError(f"min_accuracy = {self.min_accuracy!r}: must be a number")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RegisteredModel:
+    """A model with all its versions: what holds for each of them."""
+
+    model_id: str
+    description: str
+    created_at: datetime
+    updated_at: datetime
+    tags: Mapping[str, str]
+    aliases: Mapping[str, ModelVersion]
+    sla: Sla | None
+    production: ModelVersion | None
+    version_count: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Actor:
+    """Who asks. `scopes` are the permissions that go beyond the ordinary, such as `registry:force`."""
+
+    name: str
+    scopes: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition:
+    """The outcome of a move: the version as it is now, and the number of its row in the audit."""
+
+    metadata: ModelMetadata
+    previous: DeploymentState
+    audit_sequence: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rollback:
+    """The outcome of a rollback: what served before, what serves now, and why that one."""
+
+    model_id: str
+    previous: ModelVersion
+    current: ModelVersion
+    reasons: tuple[str, ...]
+    audit_sequence: int

@@ -1,0 +1,119 @@
+"""Which names, keys and texts the registry accepts.
+
+The rules keep out what would mean something else elsewhere: path parts, separators of model URIs, control
+characters, and texts that a database cannot store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Mapping
+
+from tensorforge.errors import InvalidInputError
+from tensorforge.registry.ranges import is_range
+
+MAX_NAME = 200
+MAX_TAG_KEY = 250
+MAX_TAG_VALUE = 5_000
+MAX_TEXT = 10_000
+MAX_TAGS = 200
+MAX_ALIAS = 100
+
+TAG_SEPARATORS = ("\x1e", "\x1f")
+"""Record and unit separator: tags are read from the database in one piece that these divide."""
+
+_NAME_PUNCTUATION = frozenset(" ._-")
+_KEY_PUNCTUATION = frozenset(" ._-/:")
+_ALIAS = re.compile(r"[A-Za-z0-9_-]+")
+_RESERVED_ALIASES = frozenset(
+    {
+        *("latest", "none", "registered", "validating", "staging", "canary"),
+        *("production", "deprecated", "archived"),
+    }
+)
+
+
+def check_name(field: str, value: object) -> str:
+    """A model's name: letters, digits, space, `.`, `_`, `-`; begins and ends with none of ` .`."""
+    name = check_text(field, value, limit=MAX_NAME, required=True)
+    wrong = sorted({c for c in name if not (c.isalnum() or c in _NAME_PUNCTUATION)})
+    if wrong:
+        raise InvalidInputError(
+            f"{field} = {_shown(name)}: {wrong[0]!r} is not allowed; "
+            "use letters, digits, spaces, '.', '_' and '-'"
+        )
+    if name[0] in " ." or name[-1] in " .":
+        raise InvalidInputError(
+            f"{field} = {_shown(name)}: must not begin or end with a space or dot"
+        )
+    if not unicodedata.is_normalized("NFC", name):
+        raise InvalidInputError(
+            f"{field} = {_shown(name)}: write it in Unicode's composed form (NFC)"
+        )
+    return name
+
+
+def check_alias(alias: object) -> str:
+    """An alias: letters, digits, `_`, `-`; nothing that could be meant as a version or a state."""
+    text = check_text("alias", alias, limit=MAX_ALIAS, required=True)
+    if not _ALIAS.fullmatch(text):
+        raise InvalidInputError(f"alias = {_shown(text)}: use letters, digits, '_' and '-'")
+    if text.lower() in _RESERVED_ALIASES or re.fullmatch(r"[vV]\d+", text) or is_range(text):
+        raise InvalidInputError(f"alias = {_shown(text)}: is reserved for versions and states")
+    return text
+
+
+def check_tags(tags: object) -> dict[str, str]:
+    """Tags as they will be stored."""
+    if not isinstance(tags, Mapping):
+        raise InvalidInputError(f"tags must map keys to values, not be a {type(tags).__name__}")
+    if len(tags) > MAX_TAGS:
+        raise InvalidInputError(f"{len(tags)} tags are more than {MAX_TAGS}")
+    return {check_tag_key(key): check_tag_value(key, value) for key, value in tags.items()}
+
+
+def check_tag_key(key: object) -> str:
+    """A tag's key: letters, digits, space, `.`, `_`, `-`, `:` and `/` between parts that are names."""
+    text = check_text("tag key", key, limit=MAX_TAG_KEY, required=True)
+    wrong = sorted({c for c in text if not (c.isalnum() or c in _KEY_PUNCTUATION)})
+    if wrong:
+        raise InvalidInputError(f"tag key = {_shown(text)}: {wrong[0]!r} is not allowed")
+    if any(part in ("", ".", "..") for part in text.split("/")):
+        raise InvalidInputError(f"tag key = {_shown(text)}: must not look like a path")
+    return text
+
+
+def check_tag_value(key: str, value: object) -> str:
+    """A tag's value: any text of at most 5,000 characters."""
+    text = check_text(f"tag {key[:40]!r}", value, limit=MAX_TAG_VALUE)
+    if any(separator in text for separator in TAG_SEPARATORS):
+        raise InvalidInputError(f"tag {key[:40]!r}: contains a separator character (1E or 1F)")
+    return text
+
+
+def tag_digest(value: str) -> str:
+    """What the index over tags holds instead of a value, which may be too long for an index."""
+    return hashlib.sha256(value.encode()).hexdigest()[:16]
+
+
+def check_text(field: str, value: object, *, limit: int = MAX_TEXT, required: bool = False) -> str:
+    """Any text that both databases can store and give back unchanged."""
+    if not isinstance(value, str):
+        raise InvalidInputError(f"{field} must be a text, not a {type(value).__name__}")
+    if required and not value:
+        raise InvalidInputError(f"{field} must not be empty")
+    if len(value) > limit:
+        raise InvalidInputError(f"{field} has {len(value)} characters, at most {limit} are allowed")
+    if "\x00" in value:
+        raise InvalidInputError(f"{field} contains a NUL character")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise InvalidInputError(f"{field} contains half of a surrogate pair") from None
+    return value
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 60 else text[:57] + "...")

@@ -1,0 +1,490 @@
+"""The model registry: versions, where they stand, why, and what serves."""
+
+from __future__ import annotations
+
+import getpass
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Self
+
+import sqlalchemy as sa
+
+from tensorforge.errors import AlreadyExistsError, ConflictError, InvalidInputError
+from tensorforge.registry import changes, labels, moves
+from tensorforge.registry.audit import AuditFact
+from tensorforge.registry.idempotency import RequestKey, earlier_answer, remember
+from tensorforge.registry.lifecycle import SERVING_STATES, DeploymentState
+from tensorforge.registry.models import (
+    Actor,
+    ModelMetadata,
+    RegisteredModel,
+    Rollback,
+    Sla,
+    TensorSpec,
+    Transition,
+    ValidationRecord,
+    ValidationResult,
+)
+from tensorforge.registry.moves import Request
+from tensorforge.registry.names import check_name, check_tags, check_text
+from tensorforge.registry.reading import Clock, RegistryReader
+from tensorforge.registry.registering import (
+    check_metadata,
+    check_whole,
+    create_model,
+    insert_version,
+    model_for_writing,
+    next_version,
+)
+from tensorforge.registry.rows import (
+    Row,
+    find_model,
+    find_version,
+    or_null,
+    to_metadata,
+    to_validation,
+    validation_query,
+)
+from tensorforge.registry.schema import (
+    ALIASES,
+    MODEL_TAGS,
+    MODELS,
+    SCHEMA,
+    TENSORS,
+    VALIDATIONS,
+    VERSION_TAGS,
+    VERSIONS,
+)
+from tensorforge.registry.shapes import DueBump
+from tensorforge.registry.times import to_micros
+from tensorforge.registry.versions import Bump, ModelVersion
+from tensorforge.storage.database import IN_MEMORY, Database
+
+_SERVING = tuple(state.value for state in SERVING_STATES)
+_MAX_ERRORS = 100
+
+
+def _utc_now() -> datetime:
+    return datetime.now(UTC)
+
+
+class ModelRegistry(RegistryReader):
+    """Models, their versions, and the record of who moved which one where and why.
+
+    `database` is a `Database`, a URL or a path; in memory by default. Threads share a registry, processes open
+    their own on the same database. Every change is one transaction with its audit row. Those who pass no
+    `actor` act under the name of the system's user. `clock` gives the time in UTC.
+    """
+
+    def __init__(
+        self, database: Database | str | Path = IN_MEMORY, *, clock: Clock = _utc_now
+    ) -> None:
+        self._owns_database = not isinstance(database, Database)
+        opened = database if isinstance(database, Database) else Database(database)
+        super().__init__(opened)
+        self._clock = clock
+        opened.create(SCHEMA)
+        with opened.write() as connection:
+            changes.prepare(connection)
+
+    @property
+    def database(self) -> Database:
+        """The database behind the registry."""
+        return self._database
+
+    def close(self) -> None:
+        """Close the database, if it was opened here; closing twice is fine."""
+        if self._owns_database:
+            self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _now_us(self) -> int:
+        return to_micros(self._clock())
+
+    def register(
+        self,
+        metadata: ModelMetadata,
+        *,
+        tensors: Mapping[str, TensorSpec] | None = None,
+        actor: Actor | None = None,
+        request_key: RequestKey | None = None,
+    ) -> ModelMetadata:
+        """Add a version, and its model if that is new; returns what was stored.
+
+        `AlreadyExistsError` if the version is taken. `ConflictError` if its shapes would break the users of its
+        neighbour with the same major version. With a `request_key`, repeating the same request
+        returns what the first one stored.
+        """
+        checked, tensors, who = check_metadata(metadata), tensors or {}, actor or local_actor()
+        now_us = self._now_us()
+        with self._database.write() as connection:
+            earlier = request_key and earlier_answer(connection, request_key)
+            if earlier:
+                return to_metadata(find_version(connection, *earlier))
+            model = model_for_writing(connection, checked.model_id, who, now_us)
+            insert_version(connection, model, checked, tensors, who, now_us)
+            if request_key:
+                remember(connection, request_key, checked.model_id, checked.version, now_us)
+            return to_metadata(find_version(connection, checked.model_id, checked.version))
+
+    def register_next(
+        self,
+        metadata: ModelMetadata,
+        *,
+        least: Bump = Bump.PATCH,
+        tensors: Mapping[str, TensorSpec] | None = None,
+        actor: Actor | None = None,
+    ) -> tuple[ModelMetadata, DueBump]:
+        """Register under the version that is due, whatever `metadata.version` says.
+
+        The bump after the highest version is the one that the change of shapes calls for, at least `least`; the
+        first version is 1.0.0. Returns what was stored, and why this bump was due.
+        """
+        checked, tensors, who = check_metadata(metadata), tensors or {}, actor or local_actor()
+        now_us = self._now_us()
+        with self._database.write() as connection:
+            model = model_for_writing(connection, checked.model_id, who, now_us)
+            version, due = next_version(connection, model["key"], checked, tensors, least)
+            numbered = replace(checked, version=version)
+            insert_version(connection, model, numbered, tensors, who, now_us)
+            return to_metadata(find_version(connection, checked.model_id, version)), due
+
+    def create_model(
+        self,
+        model_id: str,
+        *,
+        description: str = "",
+        tags: Mapping[str, str] | None = None,
+        sla: Sla | None = None,
+        actor: Actor | None = None,
+    ) -> RegisteredModel:
+        """Add a model without versions; `AlreadyExistsError` if the name is taken."""
+        check_name("model_id", model_id)
+        check_text("description", description)
+        checked, who, now_us = check_tags(tags or {}), actor or local_actor(), self._now_us()
+        with self._database.write() as connection:
+            model = create_model(connection, model_id, who, now_us, description=description)
+            labels.change_model_tags(connection, model, checked, ())
+            if sla is not None:
+                self._write_sla(connection, model, sla, who, now_us)
+        return self.get_model(model_id)
+
+    def set_sla(self, model_id: str, sla: Sla | None, *, actor: Actor | None = None) -> None:
+        """Say what every version must reach before it may be promoted; `None` for no limits."""
+        with self._database.write() as connection:
+            model = find_model(connection, model_id, lock=True)
+            self._write_sla(connection, model, sla, actor or local_actor(), self._now_us())
+
+    @staticmethod
+    def _write_sla(
+        connection: sa.Connection, model: Row, sla: Sla | None, actor: Actor, now_us: int
+    ) -> None:
+        latency, accuracy = (sla.max_latency_ms, sla.min_accuracy) if sla else (None, None)
+        connection.execute(
+            MODELS.update()
+            .where(MODELS.c.key == model["key"])
+            .values(sla_max_latency_ms=latency, sla_min_accuracy=accuracy, updated_us=now_us)
+        )
+        fact = AuditFact(
+            actor=actor.name,
+            action="set_sla",
+            model_key=model["key"],
+            model_id=model["model_id"],
+            evidence={"max_latency_ms": latency, "min_accuracy": accuracy},
+        )
+        changes.record(connection, fact, now_us)
+
+    def describe_model(self, model_id: str, description: str) -> RegisteredModel:
+        """Replace a model's description."""
+        check_text("description", description)
+        with self._database.write() as connection:
+            model = find_model(connection, model_id, lock=True)
+            self._touch(connection, model, description=description)
+        return self.get_model(model_id)
+
+    def describe_version(
+        self, model_id: str, version: ModelVersion, description: str
+    ) -> ModelMetadata:
+        """Replace a version's description."""
+        check_text("description", description)
+        with self._database.write() as connection:
+            find_model(connection, model_id, lock=True)
+            row = find_version(connection, model_id, version)
+            connection.execute(
+                VERSIONS.update()
+                .where(VERSIONS.c.key == row["key"])
+                .values(description=description, updated_us=self._now_us())
+            )
+            return to_metadata(find_version(connection, model_id, version))
+
+    def rename_model(
+        self, model_id: str, new_id: str, *, actor: Actor | None = None
+    ) -> RegisteredModel:
+        """Give a model another name; its versions and its history stay with it."""
+        check_name("new name", new_id)
+        who, now_us = actor or local_actor(), self._now_us()
+        try:
+            with self._database.write() as connection:
+                model = find_model(connection, model_id, lock=True)
+                self._touch(connection, model, model_id=new_id)
+                fact = AuditFact(
+                    actor=who.name,
+                    action="rename_model",
+                    model_key=model["key"],
+                    model_id=new_id,
+                    evidence={"previous": model_id},
+                )
+                changes.record(connection, fact, now_us)
+        except sa.exc.IntegrityError as error:
+            raise AlreadyExistsError(f"there is a model called {new_id!r} already") from error
+        return self.get_model(new_id)
+
+    def _touch(self, connection: sa.Connection, model: Row, **values: object) -> None:
+        connection.execute(
+            MODELS.update()
+            .where(MODELS.c.key == model["key"])
+            .values(updated_us=self._now_us(), **values)
+        )
+
+    def set_tags(
+        self,
+        model_id: str,
+        version: ModelVersion | None = None,
+        *,
+        put: Mapping[str, str] | None = None,
+        drop: Iterable[str] = (),
+    ) -> None:
+        """Set and remove tags of a model, or of one of its versions. Absent ones are dropped silently."""
+        with self._database.write() as connection:
+            model = find_model(connection, model_id, lock=True)
+            if version is None:
+                labels.change_model_tags(connection, model, put or {}, drop)
+                self._touch(connection, model)
+            else:
+                row = find_version(connection, model_id, version)
+                labels.change_version_tags(connection, row, put or {}, drop)
+
+    def set_alias(
+        self, model_id: str, alias: str, version: ModelVersion, *, actor: Actor | None = None
+    ) -> None:
+        """Let an alias point to a version, wherever it pointed before."""
+        with self._database.write() as connection:
+            model = find_model(connection, model_id, lock=True)
+            who = actor or local_actor()
+            labels.set_alias(connection, model, alias, version, who, self._now_us())
+
+    def delete_alias(self, model_id: str, alias: str, *, actor: Actor | None = None) -> None:
+        """Remove an alias; `NotFoundError` if there is none."""
+        with self._database.write() as connection:
+            model = find_model(connection, model_id, lock=True)
+            labels.delete_alias(connection, model, alias, actor or local_actor(), self._now_us())
+
+    def transition_state(
+        self,
+        model_id: str,
+        version: ModelVersion,
+        new_state: DeploymentState,
+        *,
+        actor: Actor | None = None,
+        reason: str = "",
+        force: bool = False,
+        expected_revision: int | None = None,
+        retire_previous: bool = False,
+    ) -> Transition:
+        """Move a version, if the lifecycle has the move and the evidence for it was recorded.
+
+        Validating → staging and canary → production need a validation that was recorded since the version
+        entered the state it leaves, passed, and meets the model's SLA. `force` overrides missing evidence,
+        never the lifecycle; it needs a reason and an actor with the scope `registry:force`. With
+        `expected_revision` the move happens only if nobody moved the version meanwhile
+        (`LostRaceError`). `retire_previous` deprecates what was in production before.
+        """
+        steps = (new_state,)
+        return self.walk(
+            model_id,
+            version,
+            steps,
+            request=Request(
+                actor=actor or local_actor(),
+                reason=reason,
+                force=force,
+                expected_revision=expected_revision,
+            ),
+            retire_previous=retire_previous,
+        )
+
+    def walk(
+        self,
+        model_id: str,
+        version: ModelVersion,
+        steps: Iterable[DeploymentState],
+        *,
+        request: Request,
+        retire_previous: bool = False,
+    ) -> Transition:
+        """Make several moves in one transaction, each with its audit row; all of them or none."""
+        now_us, sequence = self._now_us(), 0
+        with self._database.write() as connection:
+            model = find_model(connection, model_id, lock=True)
+            before = DeploymentState(find_version(connection, model_id, version)["state"])
+            for step in steps:
+                sequence = moves.move(connection, model, version, step, request, now_us)
+                request = replace(request, expected_revision=None)
+                model = find_model(connection, model_id, lock=True)
+            row = find_version(connection, model_id, version)
+            if retire_previous and row["state"] == DeploymentState.PRODUCTION.value:
+                moves.retire_others(connection, model, version, request, now_us)
+            metadata = to_metadata(row)
+        return Transition(metadata=metadata, previous=before, audit_sequence=sequence)
+
+    def rollback(
+        self,
+        model_id: str,
+        *,
+        to: ModelVersion | None = None,
+        reason: str = "",
+        actor: Actor | None = None,
+        expected_revision: int | None = None,
+    ) -> Rollback:
+        """Deprecate the version that serves and let an earlier one serve again, in one step.
+
+        Only versions that are still in production can take over: `to` names one; otherwise the best of them
+        does (highest accuracy, then lowest p99). `ConflictError` if there is none.
+        """
+        request = Request(
+            actor=actor or local_actor(), reason=reason, expected_revision=expected_revision
+        )
+        with self._database.write() as connection:
+            model = find_model(connection, model_id, lock=True)
+            return moves.roll_back(connection, model, to, request, self._now_us())
+
+    def record_validation(
+        self, result: ValidationResult, *, actor: Actor | None = None
+    ) -> ValidationRecord:
+        """Keep what a validation measured, as evidence for the state that the version is in now."""
+        _check_result(result)
+        who, now_us = actor or local_actor(), self._now_us()
+        with self._database.write() as connection:
+            model = find_model(connection, result.model_id, lock=True)
+            version = find_version(connection, result.model_id, result.version)
+            connection.execute(
+                VALIDATIONS.insert().values(
+                    version_key=version["key"],
+                    state=version["state"],
+                    revision=version["revision"],
+                    passed=result.passed,
+                    latency_p50_ms=or_null(result.latency_p50_ms),
+                    latency_p99_ms=or_null(result.latency_p99_ms),
+                    accuracy_score=or_null(result.accuracy_score),
+                    errors=json.dumps(result.errors),
+                    samples=result.samples,
+                    recorded_us=now_us,
+                    recorded_by=who.name,
+                )
+            )
+            query = validation_query(version["key"]).limit(1)
+            row = connection.execute(query).mappings().one()
+            fact = AuditFact(
+                actor=who.name,
+                action="validate",
+                model_key=model["key"],
+                model_id=result.model_id,
+                version=str(result.version),
+                from_state=version["state"],
+                to_state=version["state"],
+                evidence={"validation": row["key"], "passed": result.passed},
+            )
+            changes.record(connection, fact, now_us)
+            return to_validation(result.model_id, result.version, row)
+
+    def delete_version(
+        self, model_id: str, version: ModelVersion, *, actor: Actor | None = None
+    ) -> None:
+        """Remove a version that does not serve; its history stays in the audit."""
+        who, now_us = actor or local_actor(), self._now_us()
+        with self._database.write() as connection:
+            model = find_model(connection, model_id, lock=True)
+            row = find_version(connection, model_id, version)
+            _refuse_serving(model_id, [row])
+            self._remove_versions(connection, [row["key"]])
+            self._touch(connection, model, version_count=MODELS.c.version_count - 1)
+            fact = AuditFact(
+                actor=who.name,
+                action="delete_version",
+                model_key=model["key"],
+                model_id=model_id,
+                version=str(version),
+                from_state=row["state"],
+                evidence={"number": row["number"], "checksum": row["checksum"]},
+            )
+            changes.record(connection, fact, now_us)
+
+    def delete_model(self, model_id: str, *, actor: Actor | None = None) -> None:
+        """Remove a model of which no version serves; its history stays in the audit."""
+        who, now_us = actor or local_actor(), self._now_us()
+        with self._database.write() as connection:
+            model = find_model(connection, model_id, lock=True)
+            query = sa.select(VERSIONS).where(VERSIONS.c.model_key == model["key"])
+            rows = list(connection.execute(query).mappings())
+            _refuse_serving(model_id, rows)
+            connection.execute(ALIASES.delete().where(ALIASES.c.model_key == model["key"]))
+            self._remove_versions(connection, [row["key"] for row in rows])
+            connection.execute(MODEL_TAGS.delete().where(MODEL_TAGS.c.model_key == model["key"]))
+            connection.execute(MODELS.delete().where(MODELS.c.key == model["key"]))
+            fact = AuditFact(
+                actor=who.name,
+                action="delete_model",
+                model_key=model["key"],
+                model_id=model_id,
+                evidence={"versions": len(rows)},
+            )
+            changes.record(connection, fact, now_us)
+
+    @staticmethod
+    def _remove_versions(connection: sa.Connection, keys: list[int]) -> None:
+        for table in (ALIASES, VERSION_TAGS, TENSORS, VALIDATIONS):
+            connection.execute(table.delete().where(table.c.version_key.in_(keys)))
+        connection.execute(VERSIONS.delete().where(VERSIONS.c.key.in_(keys)))
+
+
+def _refuse_serving(model_id: str, rows: Sequence[Row]) -> None:
+    serving = [row for row in rows if row["state"] in _SERVING]
+    if serving:
+        first = serving[0]
+        raise ConflictError(
+            f"{model_id} {first['major']}.{first['minor']}.{first['patch']} is in {first['state']}: "
+            "what serves cannot be deleted; roll it back or deprecate it first"
+        )
+
+
+def _check_result(result: ValidationResult) -> None:
+    if not isinstance(result.passed, bool):
+        raise InvalidInputError(f"passed = {result.passed!r}: must be True or False")
+    for field in ("latency_p50_ms", "latency_p99_ms", "accuracy_score"):
+        value = getattr(result, field)
+        if isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise InvalidInputError(f"{field} = {value!r}: must be a number")
+        if field.startswith("latency") and value < 0:
+            raise InvalidInputError(f"{field} = {value!r}: must not be negative")
+    if len(result.errors) > _MAX_ERRORS:
+        raise InvalidInputError(f"{len(result.errors)} errors are more than {_MAX_ERRORS}")
+    for error in result.errors:
+        check_text("an error", error)
+    if result.samples is not None:
+        check_whole("samples", result.samples)
+
+
+def local_actor() -> Actor:
+    """Whoever runs this process."""
+    try:
+        return Actor(name=getpass.getuser())
+    except (KeyError, OSError):
+        return Actor(name="unknown")
