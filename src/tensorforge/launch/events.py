@@ -84,6 +84,8 @@ class GenerationFormed:
     members: tuple[str, ...]
     reason: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)
+    size: int | None = None
+    """How many members it was decided with; `members` are those that are seen in it now."""
 
 
 @dataclass(frozen=True, slots=True)

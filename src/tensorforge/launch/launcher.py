@@ -140,6 +140,7 @@ class Launcher:
             stack.callback(self._display.close)
             self._tail.read()  # what an earlier launch left there is no news
             self._loop()
+            self._close_link()  # a coordinator that is watched takes its time to end
             self._end_coordinator()
         if self._outcome is None:
             raise RuntimeError("the launcher's loop ended without an outcome")
@@ -351,6 +352,7 @@ class Launcher:
     def _close_link(self) -> None:
         if self._link is not None:
             self._link.close()
+            self._link = None
 
     def _close_logs(self) -> None:
         for log in self._logs.values():

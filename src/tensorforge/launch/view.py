@@ -133,9 +133,8 @@ class RunView:
     def _formed(self, event: GenerationFormed, now: float) -> None:
         if self.generation is not None and event.generation < self.generation:
             return
-        line = Rescale(
-            now, event.generation, len(event.members), event.reason, tuple(event.phases.items())
-        )
+        size = len(event.members) if event.size is None else event.size
+        line = Rescale(now, event.generation, size, event.reason, tuple(event.phases.items()))
         if self.rescales and self.rescales[-1].generation == event.generation:
             self.rescales.pop()  # the same rescale, with more of its phases measured
         self.rescales.append(line)
