@@ -49,6 +49,7 @@ from tensorforge.storage.database import IN_MEMORY, Database
 
 _LOG = logging.getLogger(__name__)
 _RUNS_PER_TRANSACTION = 32
+_IDS_PER_STATEMENT = 500
 _LIST_LIMIT = 5
 KEEP_DELETED_SECONDS = 30 * 86_400.0
 
@@ -402,19 +403,20 @@ class CheckpointManager:
     def _bury_all(
         self, connection: sa.Connection, doomed: Sequence[RetentionDecision], now: datetime
     ) -> None:
-        if not doomed:
-            return
         for decision in doomed:
             CHECKPOINT_LIFECYCLE.require(decision.record.state, CheckpointState.DELETED)
-        statement = CHECKPOINTS.update().where(CHECKPOINTS.c.checkpoint_id == sa.bindparam("name"))
+        names: dict[str, list[str]] = {}
+        for decision in doomed:
+            names.setdefault("; ".join(decision.reasons), []).append(decision.checkpoint_id)
         values = {
             "state": CheckpointState.DELETED.value,
             "deleted_at": to_microseconds(now),
             "files_pending": self._remove_files is not None,
-            "note": sa.bindparam("why"),
         }
-        rows = [{"name": d.checkpoint_id, "why": "; ".join(d.reasons)} for d in doomed]
-        connection.execute(statement.values(values), rows)
+        for reason, alike in names.items():
+            for start in range(0, len(alike), _IDS_PER_STATEMENT):
+                some = CHECKPOINTS.c.checkpoint_id.in_(alike[start : start + _IDS_PER_STATEMENT])
+                connection.execute(CHECKPOINTS.update().where(some).values(note=reason, **values))
 
     def _batches_of_runs(self, training_run_id: str | None) -> Iterator[list[str]]:
         if training_run_id is not None:
