@@ -1,0 +1,93 @@
+"""Rewriting the end of a chain so that it stands alone. Works on bytes; starts without torch."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+
+from tensorforge.catalog.manager import CheckpointManager
+from tensorforge.catalog.records import CheckpointRecord, CheckpointState
+from tensorforge.checkpoint import shelf
+from tensorforge.checkpoint.chunks import StoredChunks
+from tensorforge.checkpoint.manifest import (
+    CheckpointManifest,
+    ChunkMetadata,
+    FileEntry,
+    StoredBytes,
+    TensorMetadata,
+    check_manifest,
+    checksum,
+    encode_manifest,
+)
+from tensorforge.errors import ConflictError, NotFoundError
+from tensorforge.storage.blobs import BlobStore, BlobWriter
+
+
+def compact(manager: CheckpointManager, store: BlobStore, checkpoint_id: str) -> CheckpointRecord:
+    """Make a checkpoint independent of those below it; what it holds stays the same, bit for bit.
+
+    Only the end of a chain can be compacted: others would still refer to the files below. If one is added
+    meanwhile, or the checkpoint is gone by then, this is a `ConflictError` and changes nothing.
+    """
+    record = manager.get(checkpoint_id)
+    if record is None:
+        raise NotFoundError(f"the catalog has no checkpoint {checkpoint_id!r}")
+    if record.state is not CheckpointState.COMPLETE:
+        raise ConflictError(f"checkpoint {checkpoint_id!r} is {record.state.value}")
+    if record.is_self_contained:
+        return record
+    old = shelf.read_manifest(store, record.storage_path)
+    new = _rewritten(store, old)
+    document = encode_manifest(new)
+    size = new.size_bytes + len(document)
+    try:
+        done = manager.replace_chain(
+            checkpoint_id, size, commit=lambda: store.write(new.key, document)
+        )
+    except ConflictError:
+        for key in new.own_keys():
+            store.delete(key)
+        raise
+    for key in set(old.own_keys()) - set(new.own_keys()):
+        store.delete(key)
+    return done
+
+
+def _rewritten(store: BlobStore, old: CheckpointManifest) -> CheckpointManifest:
+    """Write one file with all content of a checkpoint, and make the manifest that goes with it."""
+    names = (f"{old.prefix}/full-{n:05}-of-{n:05}.frames" for n in itertools.count(1))
+    key = next(name for name in names if name not in old.own_keys())
+    source = StoredChunks(store, old)
+    with store.open_writer(key, sum(tensor.nbytes for tensor in old.tensors.values())) as writer:
+        file = _WholeChunks(writer, source)
+        tensors = {name: file.take(name, tensor) for name, tensor in old.tensors.items()}
+        if file.size:
+            writer.commit()
+    new = msgspec.structs.replace(
+        old, files=(FileEntry(key, file.size),) if file.size else (), tensors=tensors, parent=None
+    )
+    check_manifest(new)
+    return new
+
+
+class _WholeChunks:
+    """A file that takes the verified content of chunks, one after the other."""
+
+    def __init__(self, writer: BlobWriter, source: StoredChunks) -> None:
+        self._writer = writer
+        self._source = source
+        self.size = 0
+
+    def take(self, name: str, tensor: TensorMetadata) -> TensorMetadata:
+        chunks = tuple(self._chunk(name, tensor, chunk) for chunk in tensor.chunks)
+        return msgspec.structs.replace(tensor, chunks=chunks)
+
+    def _chunk(self, name: str, tensor: TensorMetadata, chunk: ChunkMetadata) -> ChunkMetadata:
+        stored = memoryview(bytearray(chunk.data.length))
+        self._source.read_range(chunk.data.file, chunk.data.start, stored)
+        content = self._source.decode(name, tensor, chunk, stored)
+        self._writer.append(content)
+        data = StoredBytes(0, self.size, len(content), checksum(content))
+        self.size += len(content)
+        return msgspec.structs.replace(chunk, data=data)
