@@ -1,4 +1,7 @@
-"""Rewriting the end of a chain so that it stands alone. Works on bytes; starts without torch."""
+"""Rewriting the end of a chain so that it stands alone. Works on bytes; starts without torch.
+
+<prefix>.compacting.json    somebody is at it, or crashed while doing so
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import msgspec
 
 from tensorforge.catalog.manager import CheckpointManager
 from tensorforge.catalog.records import CheckpointRecord, CheckpointState
+from tensorforge.catalog.shelving import owner_is_gone, owner_of_this_process
 from tensorforge.checkpoint import shelf
 from tensorforge.checkpoint.chunks import StoredChunks
 from tensorforge.checkpoint.manifest import (
@@ -20,8 +24,10 @@ from tensorforge.checkpoint.manifest import (
     checksum,
     encode_manifest,
 )
-from tensorforge.errors import ConflictError, NotFoundError
+from tensorforge.errors import AlreadyExistsError, CheckpointError, ConflictError, NotFoundError
 from tensorforge.storage.blobs import BlobStore, BlobWriter
+
+COMPACTING = ".compacting.json"
 
 
 def compact(manager: CheckpointManager, store: BlobStore, checkpoint_id: str) -> CheckpointRecord:
@@ -37,21 +43,51 @@ def compact(manager: CheckpointManager, store: BlobStore, checkpoint_id: str) ->
         raise ConflictError(f"checkpoint {checkpoint_id!r} is {record.state.value}")
     if record.is_self_contained:
         return record
-    old = shelf.read_manifest(store, record.storage_path)
-    new = _rewritten(store, old)
-    document = encode_manifest(new)
-    size = new.size_bytes + len(document)
+    claim = f"{record.storage_path}{COMPACTING}"
     try:
-        done = manager.replace_chain(
-            checkpoint_id, size, commit=lambda: store.write(new.key, document)
-        )
-    except ConflictError:
-        for key in new.own_keys():
+        store.create(claim, owner_of_this_process().encode())
+    except AlreadyExistsError as error:
+        raise ConflictError(f"checkpoint {checkpoint_id!r} is being compacted already") from error
+    try:
+        return _compact(manager, store, record)
+    finally:
+        _tidy(store, record.storage_path)
+
+
+def _compact(
+    manager: CheckpointManager, store: BlobStore, record: CheckpointRecord
+) -> CheckpointRecord:
+    new = _rewritten(store, shelf.read_manifest(store, record.storage_path))
+    document = encode_manifest(new)
+    return manager.replace_chain(
+        record.checkpoint_id,
+        new.size_bytes + len(document),
+        commit=lambda: store.write(new.key, document),
+    )
+
+
+def _tidy(store: BlobStore, prefix: str) -> None:
+    """Remove the files that the manifest, the old or the new one, does not name, and then the claim."""
+    try:
+        named = shelf.read_manifest(store, prefix).own_keys()
+    except CheckpointError:
+        named = []  # the checkpoint was deleted meanwhile
+    for key in shelf.leftover_keys(store, prefix):
+        if key not in named:
             store.delete(key)
-        raise
-    for key in set(old.own_keys()) - set(new.own_keys()):
-        store.delete(key)
-    return done
+    store.delete(f"{prefix}{COMPACTING}")
+
+
+def sweep_compactions(store: BlobStore) -> None:
+    """Clean up after processes that ended while they compacted."""
+    for blob in list(store.list()):
+        if blob.key.endswith(COMPACTING):
+            try:
+                owner = store.read(blob.key).decode(errors="replace")
+            except NotFoundError:
+                continue
+            if owner_is_gone(owner):
+                _tidy(store, blob.key.removesuffix(COMPACTING))
 
 
 def _rewritten(store: BlobStore, old: CheckpointManifest) -> CheckpointManifest:

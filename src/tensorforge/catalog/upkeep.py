@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from tensorforge.catalog.compaction import sweep_compactions
 from tensorforge.catalog.manager import CheckpointManager
 from tensorforge.catalog.records import CheckpointRecord, CheckpointState, CheckpointType
 from tensorforge.catalog.shelving import (
@@ -57,6 +58,7 @@ def sweep(
     If the manifest was committed, so is the checkpoint. If not, record and files go.
     """
     shelf.sweep(store, now)
+    sweep_compactions(store)
     manager.remove_deleted_files()
     runs = [run.training_run_id for run in manager.list_runs()]
     completed: list[str] = []
