@@ -8,6 +8,20 @@ import sys
 import pytest
 
 PUBLIC = {
+    "tensorforge.launch": {
+        "Display",
+        "JsonDisplay",
+        "LaunchSettings",
+        "Launcher",
+        "LiveDisplay",
+        "Outcome",
+        "PlainDisplay",
+        "StormPlan",
+        "Strike",
+        "StrikeKind",
+        "SupervisionPolicy",
+        "plan_storm",
+    },
     "tensorforge.checkpoint": {
         "CheckpointError",
         "CheckpointErrorType",
@@ -88,20 +102,37 @@ PUBLIC = {
         "young_daly_interval",
     },
     "tensorforge.data": {
+        "BufferPool",
         "DataRedistributionPlan",
         "DataRedistributor",
         "DataShard",
         "DataTransfer",
+        "DataTransferManager",
+        "DatasetInfo",
+        "HistoryProof",
+        "HistoryWriter",
+        "HostBuffers",
         "IntervalSet",
         "Ledger",
         "LedgerProof",
         "Order",
+        "Origin",
+        "PackedDataset",
         "PlanProblem",
         "PlanProblemKind",
         "PlanValidation",
+        "SampleSchema",
         "ShardLocalOrder",
+        "ShardServer",
+        "ShardStore",
         "ShuffledOrder",
+        "TransferJob",
+        "TransferReport",
+        "pack_array",
+        "pack_records",
         "partition",
+        "prove_history",
+        "token_windows",
     },
     "tensorforge.elastic": {
         "WORKER_LIFECYCLE",
@@ -187,6 +218,8 @@ PUBLIC = {
 }
 
 CONTROL_PLANE = [
+    "tensorforge.launch.launcher",
+    "tensorforge.launch.chaos",
     "tensorforge",
     "tensorforge.catalog",
     "tensorforge.data",
