@@ -479,3 +479,54 @@ def test_an_emergency_builds_on_the_last_checkpoint(runs):
     assert record.parent_id is not None
     assert runs.restore(found := state.blank()).record == record
     assert found == state
+
+
+TRAINING = textwrap.dedent(
+    """
+    import sys, time, torch
+    from tensorforge.catalog import CheckpointManager, EmergencySaves, IncrementPolicy, RunCheckpoints
+    from tensorforge.checkpoint import DistributedCheckpoint, SingleProcess
+    from tensorforge.storage.local import LocalStore
+
+    class State(dict):
+        def state_dict(self): return dict(self)
+
+    store = LocalStore(sys.argv[1] + "/blobs")
+    with CheckpointManager(database=sys.argv[1] + "/c.db") as manager:
+        runs = RunCheckpoints(
+            manager, DistributedCheckpoint(SingleProcess(), store), "run", increments=IncrementPolicy()
+        )
+        state = State(w=torch.zeros(50_000), frozen=torch.arange(50_000.0))
+        runs.save(state, epoch=0, step=0)
+        step = 0
+        with EmergencySaves(lambda: runs.emergency(state, epoch=0, step=step)) as emergency:
+            while True:
+                state["w"] += 1
+                step += 1
+                print(step, flush=True)
+                emergency.check()
+    """
+)
+
+
+def test_sigterm_leaves_an_emergency_checkpoint_of_the_last_step(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAINING, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    for line in process.stdout:
+        if int(line) == 5:
+            process.send_signal(signal.SIGTERM)
+            break
+    last = int((process.stdout.read().split() or ["5"])[-1])
+    process.stdout.close()
+    assert process.wait() == 143
+    store = LocalStore(tmp_path / "blobs")
+    with CheckpointManager(database=tmp_path / "c.db") as manager:
+        runs = RunCheckpoints(manager, DistributedCheckpoint(SingleProcess(), store), "run")
+        found = State(w=torch.ones(50_000), frozen=torch.zeros(50_000))
+        record = runs.restore(found).record
+        assert (record.checkpoint_type, record.step) == (CheckpointType.EMERGENCY, last)
+        assert record.parent_id is not None
+        assert torch.equal(found.tensors["w"], torch.full((50_000,), float(last)))
+        assert torch.equal(found.tensors["frozen"], torch.arange(50_000.0))
+    store.close()

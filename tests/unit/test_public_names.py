@@ -70,6 +70,7 @@ PUBLIC = {
         "CheckpointState",
         "CheckpointType",
         "CreateCheckpointRequest",
+        "EmergencySaves",
         "GcPolicy",
         "IncrementPolicy",
         "RebuildReport",

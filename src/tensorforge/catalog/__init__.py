@@ -20,6 +20,7 @@ from tensorforge.catalog.chains import (
     restoration_chain,
     validate_checkpoint,
 )
+from tensorforge.catalog.emergency import EmergencySaves
 from tensorforge.catalog.manager import CheckpointManager, RestorePlan, RunSummary
 from tensorforge.catalog.records import (
     CHECKPOINT_LIFECYCLE,
@@ -73,6 +74,7 @@ __all__ = [
     "CheckpointState",
     "CheckpointType",
     "CreateCheckpointRequest",
+    "EmergencySaves",
     "GcPolicy",
     "IncrementPolicy",
     "RebuildReport",
