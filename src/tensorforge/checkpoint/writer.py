@@ -7,6 +7,7 @@ buffer and writes it past the page cache; while it waits for the disk, the other
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -85,6 +86,7 @@ def _write_positional(
     meter: Meter,
 ) -> None:
     writer = store.open_positional(image.plan.key, image.plan.size)
+    workplace = functools.partial(block_buffer, guard)
 
     def tasks() -> Iterator[Task]:
         for start, length in blocks(image.plan.size):
@@ -97,7 +99,7 @@ def _write_positional(
             yield task
 
     try:
-        run_parallel(tasks(), block_buffer, workers=WORKERS, guard=guard, what=_WRITING)
+        run_parallel(tasks(), workplace, workers=WORKERS, guard=guard, what=_WRITING)
         guard.check(_WRITING)
         writer.commit(image.plan.size)
     except BaseException:
@@ -117,7 +119,8 @@ def _write_in_order(
                 meter.add(length)
             writer.commit()
 
-    run_parallel([task], block_buffer, workers=1, guard=guard, what=_WRITING)
+    workplace = functools.partial(block_buffer, guard)
+    run_parallel([task], workplace, workers=1, guard=guard, what=_WRITING)
 
 
 class _OrderedFrames:
