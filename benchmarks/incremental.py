@@ -7,7 +7,8 @@ Three kinds of training, each saved after every so many steps:
 - dense: AdamW moves every weight and both moments.
 
 Beside our bytes stand those of a full save of the same state, and the limit: the bytes of the elements that
-truly changed since the last save. Nobody else offers increments for such checkpoints; the peer is the full save.
+truly changed since the last save. Nobody else offers increments of such checkpoints, so the peer is the full
+save.
 """
 
 from __future__ import annotations
