@@ -36,7 +36,7 @@ from tensorforge.registry.versions import Bump, require_version
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Alias = Annotated[str, Meta(min_length=1, max_length=MAX_ALIAS)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-Version = Annotated[str, Meta(min_length=5, max_length=32)]
+Version = Annotated[str, Meta(pattern=r"^[0-9]{1,10}\.[0-9]{1,10}\.[0-9]{1,10}$", max_length=32)]
 Whole = Annotated[int, Meta(ge=0, le=2**53)]
 TagKey = Annotated[str, Meta(min_length=1, max_length=MAX_TAG_KEY)]
 Tags = Annotated[
