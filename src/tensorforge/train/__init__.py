@@ -1,0 +1,31 @@
+"""Elastic training: the run, its steps, and the machinery that gives the same model whatever happens.
+
+    tree, work, seeds, config      pure: who adds what in which order, who computes what, which random stream
+    layout, gradients, reduction   a step's gradient: per shard, along the tree, over the members
+    group, membership, session     the generations: their process groups and how a worker follows them
+    agreement, healing, state      one state on all members after every change
+    progress, step, run            what a training script sees
+
+What needs torch is imported when it is asked for.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from tensorforge.train.config import RunConfig
+
+if TYPE_CHECKING:
+    from tensorforge.train.evaluation import Evaluation
+    from tensorforge.train.run import Run
+    from tensorforge.train.step import Step
+
+__all__ = ["Evaluation", "Run", "RunConfig", "Step"]
+
+_HOMES = {"Evaluation": "evaluation", "Run": "run", "Step": "step"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,82 @@
+"""What a run is told. Everything that decides its numbers is here, so equal settings give equal weights."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from tensorforge.cluster.config import AdaptationStrategy
+from tensorforge.errors import ConfigurationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunConfig:
+    """The settings of a run.
+
+    `batch_size`: samples per optimizer step over all workers (at `base_workers` workers, where the strategy
+    lets it grow with them).
+    `shards`: into how many shards an epoch is cut; fixed for the run, at least the largest number of workers
+    that should have work. Numbers with many divisors (12, 24, 48) divide evenly among many sizes.
+    `seed`: of the order of samples and of every random stream.
+    `strategy`: NONE keeps the batch and the learning rate, and the weights are the same on any number of
+    workers; LINEAR and SQUARE_ROOT let the batch grow with the workers and the rate follow.
+    `base_workers`: the number of workers that `batch_size` and the optimizer's rates were chosen for; `None`:
+    that of the first generation.
+    `accumulation`: into how many pieces a shard's part of a step is cut, to save memory.
+    `clip_grad_norm`: the largest norm of the whole gradient.
+    `schedule_every`: when the scheduler advances: `"step"` or `"epoch"`.
+    `metrics`: the names that `step.log` may use besides the loss.
+    `block`: read this many neighbouring samples together when shuffling.
+    """
+
+    batch_size: int
+    shards: int = 12
+    seed: int = 0
+    strategy: AdaptationStrategy = AdaptationStrategy.NONE
+    base_workers: int | None = None
+    accumulation: int = 1
+    clip_grad_norm: float | None = None
+    schedule_every: str = "step"
+    metrics: tuple[str, ...] = ()
+    block: int = 1
+
+    def __post_init__(self) -> None:
+        for field in ("batch_size", "shards", "accumulation", "block"):
+            self._whole_number(field, least=1)
+        self._whole_number("seed", least=0)
+        if self.base_workers is not None:
+            self._whole_number("base_workers", least=1)
+        if not isinstance(self.strategy, AdaptationStrategy):
+            raise ConfigurationError("strategy", self.strategy, "must be an AdaptationStrategy")
+        limit = self.clip_grad_norm
+        if limit is not None and not (math.isfinite(limit) and limit > 0):
+            raise ConfigurationError("clip_grad_norm", limit, "must be a positive number, or None")
+        if self.schedule_every not in ("step", "epoch"):
+            raise ConfigurationError(
+                "schedule_every", self.schedule_every, 'must be "step" or "epoch"'
+            )
+        object.__setattr__(self, "metrics", tuple(self.metrics))
+        if "loss" in self.metrics or len(set(self.metrics)) != len(self.metrics):
+            raise ConfigurationError("metrics", self.metrics, "names must differ; loss is there")
+
+    def _whole_number(self, field: str, *, least: int) -> None:
+        value = getattr(self, field)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ConfigurationError(field, value, "must be a whole number")
+        if not least <= value < 2**62:
+            raise ConfigurationError(field, value, f"must be at least {least}")
+
+    def global_batch(self, workers: int, base_workers: int) -> int:
+        """Samples per step on so many workers."""
+        if self.strategy is AdaptationStrategy.NONE:
+            return self.batch_size
+        return max(1, self.batch_size * workers // base_workers)
+
+    def amounts(self, step: int, batch: int) -> list[int]:
+        """How many of a step's `batch` samples each shard gives: as even as can be.
+
+        The shards that give one more change from step to step, so that all end at about the same time.
+        """
+        share, rest = divmod(batch, self.shards)
+        first = step * rest
+        return [share + ((shard - first) % self.shards < rest) for shard in range(self.shards)]

@@ -1,0 +1,87 @@
+"""Evaluation as part of the run: divided among the workers, the same result on any number of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from tensorforge.data.shards import partition, quotas
+from tensorforge.errors import ConfigurationError
+from tensorforge.train.group import GenerationGroup
+from tensorforge.train.loading import dataset_size, fetch
+from tensorforge.train.progress import TrainingState
+
+
+class Evaluation:
+    """Every `every` steps, the mean of `function(batch)` over a dataset.
+
+    `function` returns a number per name, each a mean over the batch's samples; it runs in evaluation mode
+    and without gradients. The dataset is cut into `parts`, which fix the order of additions. `results` has
+    the values by step, as far as this worker took part.
+    """
+
+    def __init__(
+        self,
+        function: Callable[[Any], Mapping[str, float | torch.Tensor]],
+        dataset: Any,
+        *,
+        every: int,
+        batch_size: int = 64,
+        parts: int = 12,
+        collate_fn: Callable[[list[Any]], Any] | None = None,
+    ) -> None:
+        for field, value in (("every", every), ("batch_size", batch_size), ("parts", parts)):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigurationError(field, value, "must be a whole number, at least 1")
+        self._function = function
+        self._dataset = dataset
+        self._size = dataset_size(dataset)
+        self._every = every
+        self._batch_size = batch_size
+        self._parts = partition(self._size, parts)
+        self._collate = collate_fn
+        self.results: dict[int, dict[str, float]] = {}
+
+    def is_due(self, state: TrainingState) -> bool:
+        """Whether the committed step calls for an evaluation that it has not had."""
+        step = state.committed_step
+        return step >= 0 and (step + 1) % self._every == 0 and state.evaluated_step < step
+
+    def run(self, model: nn.Module, group: GenerationGroup | None) -> dict[str, float]:
+        """The means over the whole dataset; `GroupAbortedError` if the cluster changes meanwhile."""
+        rank, members = (0, 1) if group is None else (group.rank, group.world_size)
+        blocks = quotas(len(self._parts), members)
+        first = sum(blocks[:rank])
+        was_training = model.training
+        model.eval()
+        try:
+            with torch.no_grad():
+                mine = {index: self._sums(index) for index in range(first, first + blocks[rank])}
+        finally:
+            model.train(was_training)
+        answers = [mine]
+        if group is not None:
+            gathered = group.gather_bytes(json.dumps(mine).encode())
+            answers = [{int(k): v for k, v in json.loads(a).items()} for a in gathered]
+        return self._means({index: sums for answer in answers for index, sums in answer.items()})
+
+    def _sums(self, index: int) -> dict[str, float]:
+        part = self._parts[index]
+        sums: dict[str, float] = {}
+        for start in range(part.start_index, part.end_index, self._batch_size):
+            stop = min(start + self._batch_size, part.end_index)
+            batch = fetch(self._dataset, range(start, stop), self._collate)
+            for name, value in self._function(batch).items():
+                sums[name] = sums.get(name, 0.0) + float(value) * (stop - start)
+        return sums
+
+    def _means(self, by_part: Mapping[int, Mapping[str, float]]) -> dict[str, float]:
+        totals: dict[str, float] = {}
+        for index in sorted(by_part):
+            for name, value in by_part[index].items():
+                totals[name] = totals.get(name, 0.0) + value
+        return {name: value / self._size for name, value in totals.items()}

@@ -1,0 +1,250 @@
+"""The state that all members share, and the only two ways in which it changes: a commit, a restore."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from tensorforge.cluster.config import AdaptationStrategy
+from tensorforge.data.ledger import Ledger
+from tensorforge.data.shards import DataShard
+from tensorforge.elastic.learning_rate import adapt_learning_rate
+from tensorforge.errors import EncodingError, IntegrityError, InvalidInputError
+from tensorforge.train.config import RunConfig
+from tensorforge.train.gradients import StepGradients
+from tensorforge.train.layout import Split
+from tensorforge.train.state import FlatState, flatten, unflatten
+
+_FORMAT = 1
+
+
+class Stateful(Protocol):
+    """Anything with `state_dict` and `load_state_dict`."""
+
+    def state_dict(self) -> Mapping[str, Any]:
+        """The state as plain data and tensors."""
+        ...
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Take a state over."""
+        ...
+
+
+@dataclass(slots=True)
+class Prepared:
+    """A step whose gradient is complete here: all that is needed to commit it, now or after a rescale."""
+
+    step: int
+    workers: int
+    taken: tuple[DataShard, ...]
+    gradients: StepGradients
+    total: Split
+    present: list[bool]
+    metrics: dict[str, float]
+
+
+class TrainingState:
+    """Model, optimizer, scheduler, ledger and whatever else the user wants to be kept together."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        size: int,
+        config: RunConfig,
+        *,
+        scheduler: Stateful | None = None,
+        stateful: Mapping[str, Stateful] | None = None,
+        before_update: Callable[[], None] | None = None,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.config = config
+        self.ledger = Ledger(size, config.shards)
+        self.base_workers = config.base_workers
+        if config.strategy is AdaptationStrategy.NONE:
+            self.base_workers = 1  # without a meaning there, and the same whoever starts
+        self.evaluated_step = -1
+        self.epochs_proven = 0
+        self.gradient_norm: float | None = None
+        self._scheduler = scheduler
+        self._stateful = dict(stateful or {})
+        self._before_update = before_update
+
+    @property
+    def committed_step(self) -> int:
+        """The last step that is part of the weights; -1 before the first."""
+        return self.ledger.committed_step
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next step belongs to."""
+        return self.ledger.epoch
+
+    def next_batch(self, workers: int) -> tuple[DataShard, ...]:
+        """What each shard gives to the next step; some may give nothing."""
+        step = self.committed_step + 1
+        batch = self.config.global_batch(workers, self.base_workers or workers)
+        amounts = self.config.amounts(step, batch)
+        taken = tuple(
+            self.ledger.batch(shard, amount) if amount else _nothing(self.ledger, shard)
+            for shard, amount in enumerate(amounts)
+        )
+        if any(part.size for part in taken):
+            return taken
+        # The last samples lie in shards whose turn it is not: everybody may give.
+        return tuple(self.ledger.batch(shard, 1) for shard in range(self.config.shards))
+
+    def learning_rate(self, workers: int) -> float:
+        """The first group's rate on so many workers."""
+        return self._adapted(float(self.optimizer.param_groups[0]["lr"]), workers)
+
+    def _adapted(self, rate: float, workers: int) -> float:
+        base = self.base_workers or workers
+        return adapt_learning_rate(rate, base, workers, self.config.strategy)
+
+    def commit(self, prepared: Prepared) -> None:
+        """Make a prepared step part of the state: weights, rates, buffers and ledger together."""
+        prepared.gradients.install(prepared.total, prepared.present)
+        if self.config.clip_grad_norm is not None:
+            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_grad_norm)
+            self.gradient_norm = float(norm)
+        if self._before_update is not None:
+            self._before_update()
+        with self._rates_for(prepared.workers):
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        ledger = self.ledger.commit(prepared.step, [part for part in prepared.taken if part.size])
+        if ledger.is_complete:
+            ledger.prove()
+            self.epochs_proven += 1
+            ledger = ledger.next_epoch()
+        if self._scheduler is not None and (
+            self.config.schedule_every == "step" or ledger.epoch != self.ledger.epoch
+        ):
+            self._scheduler.step()  # type: ignore[attr-defined]  # every scheduler has it
+        self.ledger = ledger
+
+    @contextmanager
+    def _rates_for(self, workers: int) -> Iterator[None]:
+        """The groups' rates for so many workers; schedulers only ever see the base rates."""
+        if self.config.strategy is AdaptationStrategy.NONE:
+            yield
+            return
+        groups = self.optimizer.param_groups
+        base = [group["lr"] for group in groups]
+        try:
+            for group, rate in zip(groups, base, strict=True):
+                group["lr"] = self._adapted(float(rate), workers)
+            yield
+        finally:
+            for group, rate in zip(groups, base, strict=True):
+                group["lr"] = rate
+
+    def capture(self) -> FlatState:
+        """The whole state; the tensors are the live ones, not copies."""
+        return flatten(
+            {
+                "format": _FORMAT,
+                "model": {
+                    "parameters": dict(self.model.named_parameters()),
+                    "buffers": dict(self.model.named_buffers()),
+                },
+                "optimizer": self.optimizer.state_dict(),
+                **self.bookkeeping(),
+            }
+        )
+
+    def bookkeeping(self) -> dict[str, Any]:
+        """Everything but the model and the optimizer."""
+        return {
+            "scheduler": self._scheduler.state_dict() if self._scheduler is not None else None,
+            "stateful": {name: part.state_dict() for name, part in self._stateful.items()},
+            "progress": {
+                "ledger": self.ledger.pack(),
+                "seed": self.config.seed,
+                "base_workers": self.base_workers,
+                "evaluated_step": self.evaluated_step,
+                "epochs_proven": self.epochs_proven,
+            },
+        }
+
+    def restore(self, flat: FlatState) -> None:
+        """Become the state that `capture` took."""
+        state = unflatten(flat)
+        if not isinstance(state, dict) or state.get("format") != _FORMAT:
+            raise EncodingError("not the state of a run, or of another version")
+        self._restore_model(state["model"])
+        self.restore_optimizer(state["optimizer"])
+        self.restore_bookkeeping(state)
+
+    def _restore_model(self, model: Mapping[str, Mapping[str, torch.Tensor]]) -> None:
+        ours: dict[str, dict[str, torch.Tensor]] = {
+            "parameters": dict(self.model.named_parameters()),
+            "buffers": dict(self.model.named_buffers()),
+        }
+        for kind, tensors in ours.items():
+            if set(tensors) != set(model[kind]):
+                odd = sorted(set(tensors) ^ set(model[kind]))
+                raise InvalidInputError(f"the model differs from the others' in its {kind}: {odd}")
+            with torch.no_grad():
+                for name, tensor in tensors.items():
+                    tensor.copy_(model[kind][name])
+
+    def restore_optimizer(self, state: Mapping[str, Any]) -> None:
+        """Take the optimizer's state over, bit for bit."""
+        self.optimizer.load_state_dict(dict(state))
+        # load_state_dict casts to the parameter's type; what was saved in another one must keep its bits.
+        parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+        for index, values in state["state"].items():
+            slot = self.optimizer.state[parameters[index]]
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor) and isinstance(slot.get(key), torch.Tensor):
+                    slot[key] = value.detach().clone().to(slot[key].device)
+
+    def restore_bookkeeping(self, state: Mapping[str, Any]) -> None:
+        """Take over everything but the model and the optimizer."""
+        progress = state["progress"]
+        ledger = Ledger.unpack(progress["ledger"])
+        if (ledger.size, ledger.shards) != (self.ledger.size, self.config.shards):
+            raise InvalidInputError(
+                f"the state is of a run with {ledger.size} samples in {ledger.shards} shards; "
+                f"this one has {self.ledger.size} in {self.config.shards}"
+            )
+        if progress["seed"] != self.config.seed:
+            raise InvalidInputError(
+                f"the state is of a run with seed {progress['seed']}, this one has {self.config.seed}"
+            )
+        if set(state["stateful"]) != set(self._stateful):
+            odd = sorted(set(state["stateful"]) ^ set(self._stateful))
+            raise InvalidInputError(f"stateful: {odd} are not on both sides")
+        if (state["scheduler"] is None) != (self._scheduler is None):
+            raise InvalidInputError("scheduler: one side has one, the other has not")
+        if self._scheduler is not None:
+            self._scheduler.load_state_dict(state["scheduler"])
+        for name, part in self._stateful.items():
+            part.load_state_dict(state["stateful"][name])
+        self.ledger = ledger
+        self.base_workers = progress["base_workers"]
+        self.evaluated_step = progress["evaluated_step"]
+        self.epochs_proven = progress["epochs_proven"]
+
+    def require_exactly_once(self) -> str:
+        """The proof, in words, that each sample was in exactly one committed step."""
+        proof = self.ledger.prove()
+        if self.epochs_proven != self.ledger.epoch:
+            raise IntegrityError(
+                f"{self.epochs_proven} epochs were proven complete, but {self.ledger.epoch} are over"
+            )
+        done = f"{self.epochs_proven} epochs complete; " if self.epochs_proven else ""
+        return f"{done}{proof}"
+
+
+def _nothing(ledger: Ledger, shard: int) -> DataShard:
+    cursor = ledger.cursor(shard)
+    return DataShard(shard, cursor, cursor)

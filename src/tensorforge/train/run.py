@@ -1,0 +1,419 @@
+"""The run: what a training script makes, and the loop that carries it through every change of the cluster."""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import nn
+
+from tensorforge.data.order import ShuffledOrder
+from tensorforge.data.shards import DataShard
+from tensorforge.errors import (
+    ClosedError,
+    ConflictError,
+    InvalidInputError,
+    TrainingAbortedError,
+)
+from tensorforge.train.agreement import agree
+from tensorforge.train.config import RunConfig
+from tensorforge.train.evaluation import Evaluation
+from tensorforge.train.gradients import StepGradients, step_facts
+from tensorforge.train.group import GenerationGroup, GroupAbortedError
+from tensorforge.train.layout import Layout
+from tensorforge.train.loading import dataset_size, fetch
+from tensorforge.train.membership import FixedMembership, Membership, Progress
+from tensorforge.train.progress import Prepared, Stateful, TrainingState
+from tensorforge.train.reduction import TreeReduction
+from tensorforge.train.runlog import RunLog
+from tensorforge.train.session import FormationTimes, Position, Session, Standing
+from tensorforge.train.step import Collate, Step
+from tensorforge.train.tree import Node, ShardTree
+from tensorforge.train.work import Share, share_work
+
+log = logging.getLogger(__name__)
+
+
+class Run:
+    """Elastic training of one model.
+
+        with Run(model, optimizer, dataset, RunConfig(batch_size=48)) as run:
+            for step in run.steps(epochs=3):
+                for x, y in step.batches():
+                    step.backward(loss_function(model(x), y))
+                step.commit()
+
+    Started alone it is a run of one process; started by `tensorforge run` or `tensorforge worker` it is one
+    worker of an elastic run. Every worker runs the same script.
+
+    `before_update` is called with the step's complete gradient in place, before the optimizer: whatever it
+    does must depend on the model alone.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        dataset: Any,
+        config: RunConfig,
+        *,
+        scheduler: Stateful | None = None,
+        collate_fn: Collate | None = None,
+        stateful: Mapping[str, Stateful] | None = None,
+        before_update: Callable[[], None] | None = None,
+        evaluation: Evaluation | None = None,
+        membership: Membership | None = None,
+    ) -> None:
+        self.model = model
+        self.config = config
+        self._dataset = dataset
+        self._collate = collate_fn
+        self._membership = membership if membership is not None else default_membership()
+        self._session = Session(self._membership)
+        self.state = TrainingState(
+            model,
+            optimizer,
+            dataset_size(dataset),
+            config,
+            scheduler=scheduler,
+            stateful=stateful,
+            before_update=before_update,
+        )
+        self._layout = Layout(model)
+        self._tree = ShardTree(config.shards)
+        self._reduction = TreeReduction(self._layout, self._tree)
+        self._attempt: _Attempt | None = None
+        self._prepared: Prepared | None = None
+        self._shares: tuple[Share, ...] = ()
+        self._order: ShuffledOrder | None = None
+        self._evaluation = evaluation
+        self._stop_reason: str | None = None
+        self._leave_reason: str | None = None
+        self._asked_to_leave = False
+        self._stopping = False
+        self._last_generation = 0
+        self._log = RunLog.from_environment(self._membership.worker_id.id)
+        self._is_open = False
+        self.outcome: str | None = None
+        """How the run ended here: `"complete"`, `"stopped"` or `"left"`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is not None and self._is_open and not isinstance(error, TrainingAbortedError):
+            text = "".join(traceback.format_exception(kind, error, trace))
+            self._membership.abort(f"{type(error).__name__}: {error}", text)
+        self.close()
+
+    def close(self) -> None:
+        """Leave the cluster. Doing it again changes nothing."""
+        if self._is_open:
+            self._is_open = False
+            self._session.close()
+        self._log.close()
+
+    @property
+    def rank(self) -> int:
+        """This worker's rank in the current generation."""
+        return self._session.rank
+
+    @property
+    def world_size(self) -> int:
+        """How many workers the current generation has."""
+        return self._session.world_size
+
+    @property
+    def generation(self) -> int:
+        """The current generation."""
+        return self._session.generation
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether the current attempt at a step is lost because the cluster changed."""
+        return self._session.interrupted
+
+    @property
+    def rescales(self) -> list[FormationTimes]:
+        """Every formation that this worker took part in, with the milliseconds of its phases."""
+        return list(self._session.times)
+
+    def digest(self) -> str:
+        """128 bits over the whole state: weights, optimizer, scheduler, ledger."""
+        return self.state.capture().digest().hex()
+
+    def stop(self, reason: str = "asked to stop") -> None:
+        """Stop the run on all workers after the current step. May be called by a signal handler."""
+        self._stop_reason = reason
+
+    def leave(self, reason: str = "asked to leave") -> None:
+        """Take this worker out after the current step; the others go on. May be called by a signal handler."""
+        self._leave_reason = reason
+
+    def load(self, epoch: int, start: int, stop: int) -> Any:
+        """The batch at positions `[start, stop)` of the epoch's order."""
+        if self._order is None or self._order.epoch != epoch:
+            size = self.state.ledger.size
+            self._order = ShuffledOrder(size, self.config.seed, epoch, self.config.block)
+        return fetch(self._dataset, self._order.take(start, stop), self._collate)
+
+    def steps(self, *, epochs: int | None = None, total: int | None = None) -> Iterator[Step]:
+        """One turn per attempt at a step, until `epochs` are over or `total` steps are committed.
+
+        Counted from the beginning of the run, so a run that is resumed, or joined late, ends at the same place.
+        """
+        goal = _Goal(epochs, total)
+        self._connect()
+        while True:
+            if not self._session.is_formed and not self._form(goal):
+                return
+            if self._stopping or goal.is_reached(self.state):
+                if self._finish():
+                    return
+                continue
+            if not self._evaluate_if_due():
+                continue
+            step = self._next_step()
+            yield step
+            if not step.was_tried:
+                raise ConflictError(
+                    f"step {step.number}: step.commit() was not called; each turn of run.steps() needs it"
+                )
+
+    def _connect(self) -> None:
+        if self.outcome is not None:
+            raise ClosedError(f"this run is over: {self.outcome}")
+        if not self._is_open:
+            self._is_open = True
+            self._session.connect()
+
+    def _form(self, goal: _Goal) -> bool:
+        """Whether there is a group to go on with."""
+        standing = self._session.form(self._position, self._agree)
+        if standing is Standing.MEMBER:
+            self._last_generation = self._session.generation
+            times = self._session.times[-1]
+            self._log.write("formed", committed_step=self.state.committed_step, **asdict(times))
+            return True
+        if standing is Standing.RELEASED:
+            self._end("left", "released")
+            return False
+        if goal.is_reached(self.state):
+            self._end("complete", "the run is complete")
+            return False
+        reason = self._session.ended or "the run has ended"
+        self._log.write("aborted", reason=reason, committed_step=self.state.committed_step)
+        raise TrainingAbortedError(reason, committed_step=self.state.committed_step)
+
+    def _position(self) -> Position:
+        prepared = None if self._prepared is None else self._prepared.step
+        return Position(self.state.committed_step, prepared)
+
+    def _agree(self, group: GenerationGroup | None) -> int:
+        agreement = agree(
+            group,
+            self.state,
+            prepared=self._prepared,
+            generation=self._last_generation,
+            restore=None,
+            held=self._held_nodes,
+        )
+        self._prepared = None
+        self._divide(agreement.held)
+        return agreement.healed_bytes
+
+    def _held_nodes(self) -> tuple[Node, ...]:
+        """What is left of an attempt at the next step, if that step will have the same samples."""
+        attempt = self._attempt
+        if attempt is None or attempt.number != self.state.committed_step + 1:
+            return ()
+        if attempt.taken != self.state.next_batch(self._session.world_size):
+            return ()
+        return attempt.gradients.nodes
+
+    def _divide(self, held: Sequence[Sequence[Node]]) -> None:
+        """Divide the next step among the members."""
+        self._shares = share_work(self._tree, held)
+        kept = self._shares[self._session.rank].kept
+        if kept and self._attempt is not None:
+            self._attempt.gradients.keep_only(kept)
+        else:
+            self._attempt = None
+
+    def _next_step(self) -> Step:
+        state = self.state
+        number, taken = state.committed_step + 1, state.next_batch(self._session.world_size)
+        if self._attempt is None:
+            gradients = StepGradients(self._layout, self._tree)
+            self._attempt = _Attempt(number, taken, gradients)
+        return Step(
+            self,
+            number=number,
+            epoch=state.epoch,
+            taken=taken,
+            compute=self._shares[self._session.rank].compute,
+            gradients=self._attempt.gradients,
+        )
+
+    def commit(self, step: Step) -> bool:
+        """Reduce, vote and apply. What `Step.commit` calls."""
+        if self._session.interrupted:
+            self._session.break_up(None)
+            return False
+        try:
+            prepared = self._prepared = self._prepare(step)
+            flags = self._vote()
+        except GroupAbortedError as error:
+            self._session.break_up(error)
+            return False
+        self.state.commit(prepared)
+        self._prepared = self._attempt = None
+        self._divide([()] * self._session.world_size)
+        step.metrics, step.is_committed = prepared.metrics, True
+        self._report(step)
+        self._follow(flags)
+        return True
+
+    def _prepare(self, step: Step) -> Prepared:
+        """The complete gradient of the step."""
+        nodes = [share.nodes(self._tree) for share in self._shares]
+        mine = step.gradients.parts(nodes[self._session.rank])
+        names = ("loss", *self.config.metrics)
+        facts = step_facts(mine, len(self._layout.parameters), self.config.shards, len(names))
+        group = self._session.group
+        total = self._reduction.reduce(group, nodes, mine)
+        if group is not None:
+            group.all_reduce(facts)
+        count = len(self._layout.parameters)
+        values = facts[count:].view(self.config.shards, len(names)).sum(dim=0).tolist()
+        return Prepared(
+            step=step.number,
+            workers=self._session.world_size,
+            taken=step.taken,
+            gradients=step.gradients,
+            total=total,
+            present=(facts[:count] > 0).tolist(),
+            metrics=dict(zip(names, values, strict=True)),
+        )
+
+    def _vote(self) -> _Flags:
+        """Everybody holds the complete gradient, or this raises. Wishes are exchanged on the way."""
+        session = self._session
+        wishes = [
+            session.drain_wanted,
+            self._leave_reason is not None,
+            self._stop_reason is not None,
+        ]
+        if session.group is None:
+            return _Flags(*wishes)
+        ballot = torch.tensor(wishes, dtype=torch.int64)
+        session.group.all_reduce(ballot)
+        return _Flags(*(bool(count) for count in ballot.tolist()))
+
+    def _follow(self, flags: _Flags) -> None:
+        """Act on what the vote said; every member does the same after the same step."""
+        if self._leave_reason is not None and not self._asked_to_leave:
+            self._asked_to_leave = True
+            if not self._membership.leave(self._leave_reason):
+                self.stop(self._leave_reason)
+        if flags.stop:
+            self._stopping = True
+        if flags.drain:
+            self._session.break_up(None)
+
+    def _report(self, step: Step) -> None:
+        rate = self.state.learning_rate(self._session.world_size)
+        progress = Progress(
+            generation=self._session.generation,
+            epoch=step.epoch,
+            step=step.number,
+            learning_rate=rate,
+            samples=step.samples,
+            global_batch_size=step.samples,
+            metrics=step.metrics,
+        )
+        self._membership.report(progress)
+        self._log.write("commit", workers=self._session.world_size, **asdict(progress))
+
+    def _evaluate_if_due(self) -> bool:
+        """Evaluate if it is time; whether the group still works."""
+        evaluation = self._evaluation
+        if evaluation is None or not evaluation.is_due(self.state):
+            return True
+        try:
+            values = evaluation.run(self.model, self._session.group)
+        except GroupAbortedError as error:
+            self._session.break_up(error)
+            return False
+        self.state.evaluated_step = self.state.committed_step
+        evaluation.results[self.state.committed_step] = values
+        self._log.write("evaluation", step=self.state.committed_step, metrics=values)
+        return True
+
+    def _finish(self) -> bool:
+        """End together: after this barrier everybody is known to have committed the last step."""
+        try:
+            if self._session.group is not None:
+                self._session.group.all_reduce(torch.zeros(1))
+        except GroupAbortedError as error:
+            self._session.break_up(error)
+            return False
+        outcome = "stopped" if self._stopping else "complete"
+        self._membership.finish(self._stop_reason or outcome)
+        self._end(outcome, self._stop_reason or outcome)
+        return True
+
+    def _end(self, outcome: str, reason: str) -> None:
+        self.outcome = outcome
+        self._log.write(
+            "final",
+            outcome=outcome,
+            reason=reason,
+            committed_step=self.state.committed_step,
+            digest=self.digest(),
+            proof=self.state.require_exactly_once(),
+        )
+        self.close()
+
+
+class _Attempt(NamedTuple):
+    number: int
+    taken: tuple[DataShard, ...]
+    gradients: StepGradients
+
+
+class _Flags(NamedTuple):
+    drain: bool
+    checkpoint: bool
+    stop: bool
+
+
+class _Goal:
+    def __init__(self, epochs: int | None, total: int | None) -> None:
+        if (epochs is None) == (total is None):
+            raise InvalidInputError("steps: say how far to go, with either `epochs` or `total`")
+        for name, value in (("epochs", epochs), ("total", total)):
+            if value is not None and (isinstance(value, bool) or value < 0):
+                raise InvalidInputError(f"{name} = {value!r}: must be a whole number, 0 or more")
+        self._epochs = epochs
+        self._total = total
+
+    def is_reached(self, state: TrainingState) -> bool:
+        if self._total is not None:
+            return state.committed_step + 1 >= self._total
+        return state.epoch >= (self._epochs or 0)
+
+
+def default_membership() -> Membership:
+    """The cluster that the environment describes; otherwise a run of one process."""
+    return FixedMembership.from_environment()

@@ -1,0 +1,50 @@
+"""What a worker did, as JSON lines in the run's folder: for the live view, the proofs and later questions."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+
+class RunLog:
+    """Appends one line per event to `<folder>/<worker>.jsonl`; without a folder it does nothing."""
+
+    def __init__(self, folder: Path | None, worker: str) -> None:
+        self._worker = worker
+        self._file: TextIO | None = None
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = (folder / f"{worker}.jsonl").open("a", buffering=1, encoding="utf-8")
+
+    @classmethod
+    def from_environment(cls, worker: str) -> RunLog:
+        """The log in the folder that the launcher named."""
+        folder = os.environ.get("TENSORFORGE_RUN_DIR")
+        return cls(Path(folder) / "workers" if folder else None, worker)
+
+    def write(self, kind: str, **facts: Any) -> None:
+        """Append an event with the time and the worker's name."""
+        if self._file is not None:
+            line = {"kind": kind, "time": time.time(), "worker": self._worker, **facts}
+            self._file.write(json.dumps(line) + "\n")
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_run_logs(folder: Path) -> list[dict[str, Any]]:
+    """All workers' events in order of time; a last line that a killed worker left unfinished is skipped."""
+    events = []
+    for path in sorted((folder / "workers").glob("*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                events.append(json.loads(line))
+            except ValueError:
+                continue
+    return sorted(events, key=lambda event: event["time"])

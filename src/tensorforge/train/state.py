@@ -1,0 +1,136 @@
+"""The whole state of a run as plain data and raw tensors: what is healed, compared and checkpointed.
+
+Nothing here is pickled. Nested dictionaries, lists and tuples of numbers, strings and tensors have an
+encoding; anything else is an error that names the place.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+
+from tensorforge.errors import EncodingError, InvalidInputError
+
+_DTYPES = {
+    str(value).removeprefix("torch."): value
+    for value in vars(torch).values()
+    if isinstance(value, torch.dtype)
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FlatState:
+    """`structure` is JSON-able and refers to `tensors` by number."""
+
+    structure: Any
+    tensors: list[torch.Tensor]
+
+    def header(self) -> bytes:
+        """The structure and the tensors' types and shapes, always the same bytes for the same state."""
+        shapes = [[dtype_name(t.dtype), list(t.shape)] for t in self.tensors]
+        return json.dumps([self.structure, shapes], separators=(",", ":"), sort_keys=True).encode()
+
+    def digest(self) -> bytes:
+        """128 bits over every bit of the state."""
+        whole = xxhash.xxh3_128(self.header())
+        for tensor in self.tensors:
+            content: Any = tensor_bytes(tensor).numpy()
+            whole.update(content)
+        return whole.digest()
+
+
+def flatten(value: Any) -> FlatState:
+    """Take nested plain data apart; tensors are referred to, not copied. Dictionaries come out sorted."""
+    tensors: list[torch.Tensor] = []
+    return FlatState(_flatten(value, tensors, "state"), tensors)
+
+
+def unflatten(flat: FlatState) -> Any:
+    """The inverse of `flatten`; malformed structure is an `EncodingError`."""
+    return _unflatten(flat.structure, flat.tensors)
+
+
+def empty_like_header(header: bytes) -> FlatState:
+    """A state with the structure of `header` and fresh tensors to receive into."""
+    try:
+        structure, shapes = json.loads(header)
+        tensors = [torch.empty(shape, dtype=_DTYPES[name]) for name, shape in shapes]
+    except (ValueError, KeyError, TypeError, RuntimeError) as error:
+        raise EncodingError(f"not the header of a state: {error}") from error
+    return FlatState(structure, tensors)
+
+
+def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's bytes as a flat uint8 tensor; shares memory if it is contiguous and on the CPU."""
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float32` for `torch.float32`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _flatten(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
+    if value is None or isinstance(value, (bool, str)) or type(value) is int:
+        return value
+    if isinstance(value, float):
+        return float(value) if math.isfinite(value) else {"$float": str(float(value))}
+    if isinstance(value, torch.Tensor):
+        tensors.append(value.detach())
+        return {"$tensor": len(tensors) - 1}
+    if isinstance(value, Mapping):
+        pairs = [
+            [_flatten(key, tensors, f"{where} key"), _flatten(item, tensors, f"{where}[{key!r}]")]
+            for key, item in sorted(value.items(), key=lambda pair: (str(type(pair[0])), pair[0]))
+        ]
+        return {"$counter" if isinstance(value, Counter) else "$dict": pairs}
+    if isinstance(value, (list, tuple)):
+        items = [_flatten(item, tensors, f"{where}[{i}]") for i, item in enumerate(value)]
+        return items if isinstance(value, list) else {"$tuple": items}
+    if isinstance(value, bytes):
+        return {"$bytes": base64.b64encode(value).decode()}
+    if isinstance(value, torch.dtype):
+        return {"$dtype": dtype_name(value)}
+    if hasattr(value, "item") and getattr(value, "shape", None) == ():
+        return _flatten(value.item(), tensors, where)
+    raise InvalidInputError(
+        f"{where}: a {type(value).__name__} cannot be sent to other workers; "
+        "a state may hold numbers, strings, tensors, and dictionaries, lists and tuples of them"
+    )
+
+
+def _unflatten(data: Any, tensors: Sequence[torch.Tensor]) -> Any:
+    if isinstance(data, list):
+        return [_unflatten(item, tensors) for item in data]
+    if not isinstance(data, dict):
+        return data
+    try:
+        (kind, content), *more = data.items()
+        if more:
+            raise EncodingError(f"a marked value has one key, not {sorted(data)}")
+        return _MARKED[kind](content, tensors)
+    except (KeyError, IndexError, ValueError, TypeError) as error:
+        raise EncodingError(f"not the structure of a state: {error!r}") from error
+
+
+def _pairs(content: Any, tensors: Sequence[torch.Tensor]) -> dict[Any, Any]:
+    return {_unflatten(key, tensors): _unflatten(item, tensors) for key, item in content}
+
+
+_MARKED: dict[str, Any] = {
+    "$float": lambda content, _: float(content),
+    "$tensor": lambda content, tensors: tensors[content],
+    "$dict": _pairs,
+    "$counter": lambda content, tensors: Counter(_pairs(content, tensors)),
+    "$tuple": lambda content, tensors: tuple(_unflatten(item, tensors) for item in content),
+    "$bytes": lambda content, _: base64.b64decode(content),
+    "$dtype": lambda content, _: _DTYPES[content],
+}

@@ -1,0 +1,175 @@
+"""One optimizer step, as the training loop sees it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from tensorforge.data.shards import DataShard, quotas
+from tensorforge.errors import ConflictError, InvalidInputError
+from tensorforge.train.gradients import StepGradients
+from tensorforge.train.seeds import stream_seed
+
+if TYPE_CHECKING:
+    from tensorforge.train.config import RunConfig
+
+
+class StepHost(Protocol):
+    """What a step needs of its run."""
+
+    config: RunConfig
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether more work on this attempt is pointless."""
+        ...
+
+    def load(self, epoch: int, start: int, stop: int) -> Any:
+        """The batch at these positions of the epoch's order."""
+        ...
+
+    def commit(self, step: Step) -> bool:
+        """Reduce, vote and apply; whether the step is part of the weights now."""
+        ...
+
+
+class Step:
+    """One attempt at a step: the shards that live here, their gradients, and the commit.
+
+    `number` counts optimizer steps from 0, over all epochs; `samples` is the size of the whole batch on all
+    workers. After a successful commit `metrics` holds the batch's loss and whatever was logged.
+    """
+
+    def __init__(
+        self,
+        host: StepHost,
+        *,
+        number: int,
+        epoch: int,
+        taken: tuple[DataShard, ...],
+        compute: tuple[int, ...],
+        gradients: StepGradients,
+    ) -> None:
+        self.number = number
+        self.epoch = epoch
+        self.taken = taken
+        self.samples = sum(part.size for part in taken)
+        self.gradients = gradients
+        self.is_committed = False
+        self.was_tried = False
+        self.metrics: dict[str, float] = {}
+        self._host = host
+        self._todo = list(compute)
+        self._weight: float | None = None
+        self._backwards = 0
+        self._values: list[float] = []
+
+    def batches(self) -> Iterator[Any]:
+        """The micro-batches of the shards that are to be computed here, one after another.
+
+        Each shard has its own random stream, which depends on the seed, the epoch, the step and the shard
+        alone. Ends early if the cluster changes; what was computed is kept.
+        """
+        with _own_random_state():
+            while self._todo and not self._host.interrupted:
+                yield from self._shard_batches(self._todo[0])
+                self._todo.pop(0)
+
+    def _shard_batches(self, shard: int) -> Iterator[Any]:
+        config, part = self._host.config, self.taken[shard]
+        names = 1 + len(config.metrics)
+        if part.size == 0:
+            self.gradients.put_nothing(shard, names)
+            return
+        self._values = [0.0] * names
+        self.gradients.begin_shard()
+        _seed_everything(stream_seed(config.seed, self.epoch, self.number, shard))
+        start = part.start_index
+        for size in quotas(part.size, min(config.accumulation, part.size)):
+            self._weight, self._backwards = size / self.samples, 0
+            yield self._host.load(self.epoch, start, start + size)
+            if self._backwards == 0:
+                raise ConflictError(
+                    f"step {self.number}: step.backward(loss) was not called for a batch"
+                )
+            start += size
+        self._weight = None
+        self.gradients.end_shard(shard, part.size / self.samples, self._values)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Compute the gradient of `loss`, the mean over the current batch's samples."""
+        weight = self._current_weight("backward")
+        if loss.numel() != 1:
+            raise InvalidInputError(
+                f"loss: a mean over the batch has one element, not shape {tuple(loss.shape)}"
+            )
+        torch.autograd.backward(loss * weight)
+        self._backwards += 1
+        self._values[0] += float(loss.detach()) * weight
+
+    def log(self, **metrics: float | torch.Tensor) -> None:
+        """Note values of the current batch, means over its samples; they are averaged over the step."""
+        weight = self._current_weight("log")
+        names = self._host.config.metrics
+        for name, value in metrics.items():
+            if name not in names:
+                raise InvalidInputError(
+                    f"{name}: not one of this run's metrics {names}; name it in RunConfig.metrics"
+                )
+            self._values[1 + names.index(name)] += float(value) * weight
+
+    def _current_weight(self, call: str) -> float:
+        if self._weight is None:
+            raise ConflictError(f"step.{call} belongs inside `for batch in step.batches()`")
+        return self._weight
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether every shard that was to be computed here is."""
+        return not self._todo
+
+    def commit(self) -> bool:
+        """Make the step part of the weights, on all workers or on none.
+
+        Returns whether it was. If the cluster changed meanwhile it was not; nothing is lost, and the same step
+        comes again from `run.steps()`, with only the missing shards to compute.
+        """
+        if self.is_committed:
+            raise ConflictError(f"step {self.number} is committed already")
+        if not self.is_computed and not self._host.interrupted:
+            raise ConflictError(
+                f"step {self.number}: batches of {len(self._todo)} shards were not taken; "
+                "go through all of step.batches() before step.commit()"
+            )
+        self.was_tried = True
+        return self._host.commit(self)
+
+
+@contextmanager
+def _own_random_state() -> Iterator[None]:
+    """Give the caller's random streams back as they were."""
+    numpy_state, python_state, torch_state = (
+        np.random.get_state(),
+        random.getstate(),
+        torch.get_rng_state(),
+    )
+    try:
+        yield
+    finally:
+        np.random.set_state(numpy_state)
+        random.setstate(python_state)
+        torch.set_rng_state(torch_state)
+
+
+def _seed_everything(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed & 0xFFFFFFFF)
+
+
+Collate = Callable[[list[Any]], Any]

@@ -1,0 +1,115 @@
+"""The fixed binary tree along which shard values are added up. Pure.
+
+A node is the half-open range `(low, high)` of shard numbers below it; it splits at `(low + high) // 2`.
+The tree depends on the number of shards alone, never on who holds them, so the same additions happen in the
+same order on any number of workers: floating-point sums come out the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Generic, TypeVar
+
+from tensorforge.errors import InvalidInputError
+
+Node = tuple[int, int]
+Value = TypeVar("Value")
+
+
+class ShardTree:
+    """The tree over shards `0 .. shards - 1`."""
+
+    def __init__(self, shards: int) -> None:
+        if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+            raise InvalidInputError(f"shards = {shards!r}: a tree needs at least one shard")
+        self.shards = shards
+        self.root: Node = (0, shards)
+        self._parents: dict[Node, Node] = {}
+        self._map_parents(self.root)
+
+    def _map_parents(self, node: Node) -> None:
+        if not is_leaf(node):
+            for child in children(node):
+                self._parents[child] = node
+                self._map_parents(child)
+
+    def __contains__(self, node: object) -> bool:
+        return node == self.root or node in self._parents
+
+    def parent(self, node: Node) -> Node | None:
+        """The node above; `None` above the root. A range that is no node is an error."""
+        if node == self.root:
+            return None
+        try:
+            return self._parents[node]
+        except KeyError:
+            raise InvalidInputError(
+                f"{node} is no node of the tree over {self.shards} shards"
+            ) from None
+
+    def cover(self, owned: Collection[int]) -> tuple[Node, ...]:
+        """The maximal subtrees all of whose shards are `owned`, in order: what one worker adds up."""
+        mine = set(owned)
+        stray = [shard for shard in mine if not 0 <= shard < self.shards]
+        if stray:
+            raise InvalidInputError(f"shards {sorted(stray)} lie outside 0..{self.shards - 1}")
+        return self.merged((shard, shard + 1) for shard in mine)
+
+    def merged(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
+        """What is left of disjoint `nodes` when siblings are joined for as long as there are any."""
+        found: TreeSum[None] = TreeSum(self, lambda _left, _right: None)
+        for node in nodes:
+            found.put(node, None)
+        return tuple(sorted(found.parts))
+
+    def fold(self, parts: Mapping[Node, Value], add: Callable[[Value, Value], Value]) -> Value:
+        """The value at the root, from parts that together are the whole tree."""
+        total: TreeSum[Value] = TreeSum(self, add)
+        for node, value in parts.items():
+            total.put(node, value)
+        if set(total.parts) != {self.root}:
+            raise InvalidInputError(f"the parts {sorted(parts)} do not make up the whole tree")
+        return total.parts[self.root]
+
+
+class TreeSum(Generic[Value]):
+    """A sum under way: takes nodes in any order and joins siblings as soon as both are there.
+
+    With the shards of a subtree put in order at most one part per level is alive, like the digits of a
+    binary counter. `add(left, right)` may reuse the memory of either.
+    """
+
+    def __init__(self, tree: ShardTree, add: Callable[[Value, Value], Value]) -> None:
+        self._tree = tree
+        self._add = add
+        self.parts: dict[Node, Value] = {}
+
+    def put(self, node: Node, value: Value) -> None:
+        """Take the value of `node`; one that is part of the sum already is an error."""
+        for low, high in self.parts:
+            if low < node[1] and node[0] < high:
+                raise InvalidInputError(f"{node} overlaps {(low, high)}, which is there already")
+        while True:
+            parent = self._tree.parent(node)
+            if parent is None:
+                break
+            left, right = children(parent)
+            sibling = right if node == left else left
+            if sibling not in self.parts:
+                break
+            other = self.parts.pop(sibling)
+            value = self._add(value, other) if node == left else self._add(other, value)
+            node = parent
+        self.parts[node] = value
+
+
+def is_leaf(node: Node) -> bool:
+    """Whether the node is a single shard."""
+    return node[1] - node[0] == 1
+
+
+def children(node: Node) -> tuple[Node, Node]:
+    """The two halves of a node that is no leaf."""
+    low, high = node
+    middle = (low + high) // 2
+    return (low, middle), (middle, high)

@@ -1,0 +1,40 @@
+"""The same bits on any number of processes: real processes, real gloo."""
+
+import pytest
+from tests.integration.train_cases import forking_context, make_run, train, train_fixed
+
+
+@pytest.fixture(scope="session")
+def processes():
+    """Start the process that others are forked from before the leak check looks."""
+    context = forking_context()
+    first = context.Process(target=len, args=("",))
+    first.start()
+    first.join()
+    return context
+
+
+CASES = [
+    pytest.param("mlp", "sgd", {}, {}, (2, 5), id="mlp, SGD with momentum"),
+    pytest.param(
+        "transformer", "adamw", {}, {}, (2, 3, 4, 5), id="transformer with dropout, AdamW"
+    ),
+    pytest.param("convnet", "sgd", {}, {}, (2, 3), id="convnet with batch norm, SGD"),
+    pytest.param("convnet", "adamw", {"accumulation": 2}, {}, (4,), id="batch norm, accumulated"),
+    pytest.param("transformer", "sgd", {}, {"bf16": True}, (3,), id="bf16 autocast"),
+    pytest.param(
+        "mlp", "adamw", {"shards": 3, "batch_size": 7}, {}, (5,), id="more workers than shards"
+    ),
+]
+
+
+@pytest.mark.parametrize(("kind", "optimizer", "settings", "options", "sizes"), CASES)
+def test_the_weights_are_the_same_on_any_number_of_processes(
+    processes, kind, optimizer, settings, options, sizes
+):
+    alone = train(make_run(kind, optimizer, **settings), 9, **options)
+    for size in sizes:
+        assert (
+            train_fixed(processes, size, kind, optimizer, options=options, **settings)
+            == [alone] * size
+        )
