@@ -470,6 +470,50 @@ def test_increments_of_several_ranks_are_restored_by_another_number_of_ranks():
                 assert found == expected
 
 
+def test_a_save_in_the_background_lets_the_state_change_at_once(runs, manager):
+    state = make_state()
+    runs.save(state, epoch=0, step=0)
+    step_on(state, 1)
+    expected = state.copy()
+    pending = runs.async_save(state, epoch=0, step=1, metrics={"loss": 1.0})
+    step_on(state, 2)
+    record = pending.result(timeout=60)
+    assert pending.is_done
+    assert record == manager.get(pending.record.checkpoint_id)
+    assert (record.state, record.checkpoint_type.value) == (CheckpointState.COMPLETE, "incremental")
+    assert runs.restore(found := state.blank()).record == record
+    assert found == expected
+
+
+def test_saves_in_the_background_follow_one_another(runs, manager):
+    state = make_state()
+    for step in range(4):
+        step_on(state, step)
+        runs.async_save(state, epoch=0, step=step)
+    runs.wait()
+    assert [r.state for r in manager.list_for_run("a run/1")] == [CheckpointState.COMPLETE] * 4
+    runs.restore(found := state.blank())
+    assert found == state
+
+
+def test_a_failure_in_the_background_is_raised_by_the_next_call(runs, manager, store, monkeypatch):
+    state = make_state()
+    runs.save(state, epoch=0, step=0)
+    step_on(state, 1)
+
+    def fail(*_args, **_kwargs):
+        raise CheckpointError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "open_writer", fail)
+        runs.async_save(state, epoch=0, step=1)
+        with pytest.raises(CheckpointError, match="the disk is full"):
+            runs.save(state, epoch=0, step=2)
+    assert len(manager.list_for_run("a run/1")) == 1
+    assert orphans(store) == []
+    runs.save(state, epoch=0, step=2)
+
+
 def test_an_emergency_builds_on_the_last_checkpoint(runs):
     state = make_state()
     runs.save(state, epoch=0, step=0)

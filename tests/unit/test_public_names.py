@@ -73,6 +73,7 @@ PUBLIC = {
         "EmergencySaves",
         "GcPolicy",
         "IncrementPolicy",
+        "PendingSave",
         "RebuildReport",
         "RestoreCriteria",
         "RestorePlan",

@@ -49,12 +49,14 @@ from tensorforge.catalog.schedule import (
 if TYPE_CHECKING:
     from tensorforge.catalog.compaction import compact
     from tensorforge.catalog.increments import IncrementPolicy
+    from tensorforge.catalog.pending import PendingSave
     from tensorforge.catalog.runs import Restored, RunCheckpoints
     from tensorforge.catalog.shelving import remover
     from tensorforge.catalog.upkeep import RebuildReport, SweepReport, rebuild, sweep, verify
 
 _LAZY = {
     "IncrementPolicy": "increments",
+    "PendingSave": "pending",
     "RebuildReport": "upkeep",
     "Restored": "runs",
     "RunCheckpoints": "runs",
@@ -77,6 +79,7 @@ __all__ = [
     "EmergencySaves",
     "GcPolicy",
     "IncrementPolicy",
+    "PendingSave",
     "RebuildReport",
     "RestoreCriteria",
     "RestorePlan",
