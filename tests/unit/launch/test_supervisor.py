@@ -35,7 +35,7 @@ from tensorforge.launch.instructions import (
     StopTraining,
 )
 from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.stacks import is_waiting_for_peers
+from tensorforge.launch.stacks import is_waiting_for_peers, script_stack
 from tensorforge.launch.supervisor import (
     EXPLANATION_TIMEOUT,
     SHRINK_TIMEOUT,
@@ -442,8 +442,17 @@ def test_code_of_the_user_that_the_commit_calls_is_not_waiting():
     assert not is_waiting_for_peers("")
 
 
+def test_of_a_dump_the_stack_of_the_script_is_shown():
+    assert script_stack(AT_WORK) == [
+        "the script's stack (most recent call first):",
+        '  File "/job/train.py", line 9 in loss',
+        '  File "/job/train.py", line 20 in <module>',
+    ]
+    assert script_stack("what is\nthis") == ["what is", "this"]
+
+
 def test_a_worker_that_never_joins_hangs_too():
-    driver = Driver(workers=1, hang_timeout=60.0)
+    driver = Driver(workers=1, join_timeout=60.0)
     driver.tell(CoordinatorStarted("a", 1))
     assert driver.supervisor.deadline() == 60.0
     assert driver.wait(60.0) == [DumpStacks("worker-0")]
