@@ -1,7 +1,10 @@
 import signal
+from pathlib import Path
 
 import pytest
 
+import tensorforge
+from tensorforge.launch import stacks
 from tensorforge.launch.coordinator_care import ATTEMPTS
 from tensorforge.launch.events import (
     CoordinatorExited,
@@ -440,6 +443,13 @@ def test_code_of_the_user_that_the_commit_calls_is_not_waiting():
     assert not is_waiting_for_peers(IN_A_HOOK)
     assert is_waiting_for_peers(WAITING)
     assert not is_waiting_for_peers("")
+
+
+def test_the_places_where_training_waits_are_called_what_the_reader_of_stacks_believes():
+    folder = Path(tensorforge.__file__).parent / "train"
+    sources = "".join(path.read_text() for path in folder.glob("*.py"))
+    for name in stacks._WAITING:
+        assert f"def {name}(" in sources
 
 
 def test_of_a_dump_the_stack_of_the_script_is_shown():
