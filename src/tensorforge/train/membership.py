@@ -57,8 +57,9 @@ class Membership(Protocol):
         self,
         rescaling_requested: Callable[[RescalingEvent], None],
         run_ended: Callable[[str], None],
+        fenced: Callable[[str], None],
     ) -> None:
-        """Join."""
+        """Join. `fenced` is called when the cluster took this worker for dead and went on."""
         ...
 
     def ready(
@@ -145,6 +146,7 @@ class FixedMembership:
         self,
         rescaling_requested: Callable[[RescalingEvent], None],
         run_ended: Callable[[str], None],  # noqa: ARG002  nobody ends such a run from outside
+        fenced: Callable[[str], None],  # noqa: ARG002
     ) -> None:
         """Announce the only generation that there will be."""
         nobody = ClusterTopology()

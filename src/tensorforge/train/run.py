@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -416,4 +417,8 @@ class _Goal:
 
 def default_membership() -> Membership:
     """The cluster that the environment describes; otherwise a run of one process."""
+    if os.environ.get("TENSORFORGE_COORDINATOR"):
+        from tensorforge.train.elastic_membership import ElasticMembership
+
+        return ElasticMembership.from_environment()
     return FixedMembership.from_environment()

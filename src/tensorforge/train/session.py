@@ -11,6 +11,7 @@ and return.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -65,6 +66,7 @@ class Session:
         self._newest: RescalingEvent | None = None
         self._noticed = time.monotonic()
         self._ended: str | None = None
+        self._fenced_generation = 0
         self.generation = 0
         self.rank = 0
         self.world_size = 1
@@ -82,7 +84,7 @@ class Session:
     @property
     def interrupted(self) -> bool:
         """Whether the current group is beyond use: do not start more work with it."""
-        if self._ended is not None:
+        if self._ended is not None or self._fenced_generation >= self.generation > 0:
             return True
         newest = self._newest
         if (
@@ -106,7 +108,7 @@ class Session:
 
     def connect(self) -> None:
         """Join the cluster."""
-        self._membership.connect(self._on_event, self._on_ended)
+        self._membership.connect(self._on_event, self._on_ended, self._on_fenced)
 
     def _on_event(self, event: RescalingEvent) -> None:
         with self._condition:
@@ -127,6 +129,13 @@ class Session:
             self._condition.notify_all()
         if group is not None:
             group.abort(f"the run has ended: {reason}")
+
+    def _on_fenced(self, reason: str) -> None:
+        with self._condition:
+            self._fenced_generation = self.generation
+            group = self.group
+        if group is not None:
+            group.abort(f"the cluster went on without this worker: {reason}")
 
     def break_up(self, error: BaseException | None) -> None:
         """The group failed under our hands, or is left behind after a drain."""
@@ -169,6 +178,8 @@ class Session:
             try:
                 gathering = self._gather(event, position(), clock)
                 if gathering is None:
+                    if self._ended is None and self._membership.wait_for_release(0):
+                        return Standing.RELEASED
                     continue
                 self._connect_group(gathering)
                 clock.mark("connect")
@@ -184,7 +195,9 @@ class Session:
 
     def _await_event(self) -> RescalingEvent | None:
         """The newest event that was not followed yet; `None` when the run has ended."""
-        deadline = time.monotonic() + self._patience
+        # A joiner or a standby waits for as long as the coordinator lets it.
+        patience = self._patience if self.generation else math.inf
+        deadline = time.monotonic() + patience
         with self._condition:
             while True:
                 if self._ended is not None:
@@ -197,7 +210,7 @@ class Session:
                         f"no new generation after {self.generation} within {self._patience:g} s: "
                         "the coordinator is away, or there are too few workers"
                     )
-                self._condition.wait(left)
+                self._condition.wait(None if math.isinf(left) else left)
 
     def _gather(self, event: RescalingEvent, position: Position, clock: _Clock) -> Gathering | None:
         topology = event.new_topology
@@ -238,9 +251,9 @@ class Session:
         group.form()
 
     def close(self) -> None:
-        """Give up the group and leave the cluster."""
-        self._drop_group()
+        """Leave the cluster, then give up the group: others may still read our last words from it."""
         self._membership.close()
+        self._drop_group()
 
     def require_alive(self) -> None:
         """Raise `TrainingAbortedError` if the run has ended."""
