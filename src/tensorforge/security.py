@@ -86,6 +86,23 @@ class TokenStore:
             self._records[token_id] = record
         return f"{_PREFIX}_{token_id}_{secret}"
 
+    def adopt(self, token: str, name: str, scopes: Iterable[str]) -> TokenRecord:
+        """Accept a token that another store issued, as a server does that starts again."""
+        token_id, secret = _split(token.strip())
+        granted = tuple(sorted(set(scopes)))
+        if not token_id or not secret or not granted:
+            raise InvalidInputError(f"the token for {name!r} is not of the form tf_<id>_<secret>")
+        record = TokenRecord(
+            token_id=token_id,
+            name=name,
+            secret_hash=_digest(secret),
+            scopes=granted,
+            created_at=datetime.now(UTC),
+        )
+        with self._lock:
+            self._records[token_id] = record
+        return record
+
     def authenticate(self, token: str, *, now: datetime | None = None) -> TokenRecord:
         """The record behind a valid token; otherwise `AuthenticationError`.
 

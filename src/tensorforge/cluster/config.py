@@ -28,6 +28,15 @@ class RedistributionType(Enum):
     """Move the least that restores balance."""
 
 
+class RescaleType(Enum):
+    """Which way the cluster changed."""
+
+    SCALE_UP = "scale_up"
+    SCALE_DOWN = "scale_down"
+    REPLACE = "replace"
+    """Standbys took the places of failed workers."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticTrainingConfig:
     """The options of an elastic run. A wrong value is a `ConfigurationError` at construction.

@@ -4,25 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import Enum
 
+from tensorforge.cluster.config import RescaleType
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.worker import WorkerId
 from tensorforge.errors import InvalidInputError
 
 
-class RescaleType(Enum):
-    """Which way the cluster changed."""
-
-    SCALE_UP = "scale_up"
-    SCALE_DOWN = "scale_down"
-    REPLACE = "replace"
-    """Standbys took the places of failed workers."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RescalingEvent:
-    """One rescale: the topologies on both sides, who came, who went, and the reason."""
+    """One rescale: the topologies on both sides, who came, who went, and the reason.
+
+    `urgent`: somebody is lost, so the step in hand cannot be finished. Otherwise (a join, a leave, another
+    target) everybody, leavers included, finishes it first.
+    """
 
     type: RescaleType
     old_topology: ClusterTopology
@@ -30,6 +25,7 @@ class RescalingEvent:
     added_workers: tuple[WorkerId, ...] = ()
     removed_workers: tuple[WorkerId, ...] = ()
     trigger_reason: str = ""
+    urgent: bool = True
     event_time: datetime = field(default_factory=lambda: datetime.now(UTC))
 
     def __post_init__(self) -> None:
@@ -46,7 +42,13 @@ class RescalingEvent:
 
     @classmethod
     def between(
-        cls, old: ClusterTopology, new: ClusterTopology, reason: str, *, at: datetime | None = None
+        cls,
+        old: ClusterTopology,
+        new: ClusterTopology,
+        reason: str,
+        *,
+        urgent: bool = True,
+        at: datetime | None = None,
     ) -> RescalingEvent:
         """The event that leads from `old` to `new`, its type and lists derived from them."""
         added = tuple(worker for worker in new.workers if worker not in old)
@@ -64,5 +66,6 @@ class RescalingEvent:
             added_workers=added,
             removed_workers=removed,
             trigger_reason=reason,
+            urgent=urgent,
             event_time=at or datetime.now(UTC),
         )

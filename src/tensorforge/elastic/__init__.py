@@ -1,25 +1,75 @@
-"""Membership and rescaling: the cluster's vocabulary and the rules of its changes."""
+"""Membership and rescaling: the cluster's vocabulary, the coordinator and its workers.
+
+messages.py      what travels between worker and coordinator
+timeouts.py      the ladder of waits
+machine.py       the coordinator's decisions: pure, events in, instructions out
+  inputs.py  instructions.py  policy.py  roster.py  records.py  view.py
+journal.py       the machine's memory and the lease to write it
+service.py       the gRPC shell around the machine
+coordinator.py   all of it as one object; metrics.py, access.py beside it
+connection.py    a worker's side of the stream
+worker.py        what training code talks to
+client.py        what operators and launchers talk to
+"""
+
+from typing import TYPE_CHECKING, Any
 
 from tensorforge.cluster.config import (
     AdaptationStrategy,
     ElasticTrainingConfig,
     RedistributionType,
+    RescaleType,
 )
-from tensorforge.cluster.events import RescaleType, RescalingEvent
+from tensorforge.cluster.events import RescalingEvent
 from tensorforge.cluster.state import GlobalTrainingState
 from tensorforge.cluster.topology import ClusterTopology, TopologyHolder
 from tensorforge.cluster.worker import WORKER_LIFECYCLE, WorkerId, WorkerMetadata, WorkerStatus
 from tensorforge.elastic.learning_rate import adapt_learning_rate
 
+if TYPE_CHECKING:
+    from tensorforge.elastic.access import TlsOptions
+    from tensorforge.elastic.client import CoordinatorClient
+    from tensorforge.elastic.coordinator import ElasticCoordinator
+    from tensorforge.elastic.formation import Formation
+    from tensorforge.elastic.messages import MemberReport
+    from tensorforge.elastic.worker import ElasticWorker, StateHooks
+
+_LAZY = {
+    "CoordinatorClient": "client",
+    "ElasticCoordinator": "coordinator",
+    "ElasticWorker": "worker",
+    "Formation": "formation",
+    "MemberReport": "messages",
+    "StateHooks": "worker",
+    "TlsOptions": "access",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # gRPC and the database are only loaded by those who run or join a cluster.
+    if name in _LAZY:
+        from importlib import import_module
+
+        return getattr(import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
 __all__ = [
     "WORKER_LIFECYCLE",
     "AdaptationStrategy",
     "ClusterTopology",
+    "CoordinatorClient",
+    "ElasticCoordinator",
     "ElasticTrainingConfig",
+    "ElasticWorker",
+    "Formation",
     "GlobalTrainingState",
+    "MemberReport",
     "RedistributionType",
     "RescaleType",
     "RescalingEvent",
+    "StateHooks",
+    "TlsOptions",
     "TopologyHolder",
     "WorkerId",
     "WorkerMetadata",

@@ -1,0 +1,170 @@
+"""`tensorforge coordinator`: lead a run."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import msgspec
+import typer
+
+from tensorforge.cli._cluster import AsJson, Ca, Cert, Key, tls_options
+from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.errors import InvalidInputError
+from tensorforge.security import TokenStore
+
+app = typer.Typer(help="Lead a run: who is a member, when to rescale, and why.")
+
+EXIT_ABORTED = 3
+_LAST_WORDS = 1.0
+
+Count = Annotated[int | None, typer.Option()]
+
+
+def _config(text: str | None, options: dict[str, int | None]) -> ElasticTrainingConfig:
+    given: dict[str, object] = {}
+    if text is not None:
+        path = Path(text)
+        source = path.read_text() if not text.lstrip().startswith("{") and path.is_file() else text
+        try:
+            given = msgspec.json.decode(source, type=dict[str, object])
+        except msgspec.DecodeError as error:
+            raise InvalidInputError(
+                f"--config: neither JSON nor a file with JSON: {error}"
+            ) from error
+        if set(given) == {"type", "version", "data"}:
+            given = msgspec.convert(given["data"], dict[str, object])
+    given |= {name: value for name, value in options.items() if value is not None}
+    unknown = sorted(set(given) - set(ElasticTrainingConfig.__dataclass_fields__))
+    if unknown:
+        raise InvalidInputError(f"--config: no option is called {', '.join(unknown)}")
+    try:
+        return msgspec.convert(given, ElasticTrainingConfig)
+    except msgspec.ValidationError as error:
+        raise InvalidInputError(f"--config: {error}") from error
+
+
+@app.command()
+def coordinator(
+    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="0 picks a free one.")] = 29_400,
+    journal: Annotated[
+        str, typer.Option(help="Path or URL of the metadata database.")
+    ] = "tensorforge-run/meta.db",
+    run: Annotated[str, typer.Option(help="The run's name in the journal.")] = "default",
+    workers: Annotated[int | None, typer.Option(help="How many workers to expect.")] = None,
+    min_workers: Count = None,
+    max_workers: Count = None,
+    rescale_timeout_ms: Count = None,
+    max_consecutive_failures: Count = None,
+    stability_window_ms: Count = None,
+    worker_heartbeat_timeout_ms: Count = None,
+    failure_tolerance_percentage: Count = None,
+    config: Annotated[
+        str | None, typer.Option(help="All options as JSON, or a file with it.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option(help="Serve Prometheus metrics at /metrics.")
+    ] = None,
+    token_file: Annotated[
+        Path | None, typer.Option(help="The job token, for every role; made if it is missing.")
+    ] = None,
+    join_token_file: Annotated[
+        Path | None, typer.Option(help="A token that may only join; made if it is missing.")
+    ] = None,
+    observe_token_file: Annotated[
+        Path | None, typer.Option(help="A token that may only look; made if it is missing.")
+    ] = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    again: Annotated[
+        bool, typer.Option("--again", help="Go on with a run that has ended.")
+    ] = False,
+    lease_wait: Annotated[
+        float, typer.Option(help="Seconds to wait for another coordinator's lease to end.")
+    ] = 30.0,
+    json_output: AsJson = False,
+) -> None:
+    """Lead a run until it ends. Killed and started again on the same journal, it goes on.
+
+    Exit code 0: the run completed, or was told to stop; 3: it aborted; 1: an error.
+    """
+    from tensorforge.elastic.coordinator import ElasticCoordinator
+
+    options = {
+        "min_workers": min_workers,
+        "max_workers": max_workers,
+        "rescale_timeout_ms": rescale_timeout_ms,
+        "max_consecutive_failures": max_consecutive_failures,
+        "stability_window_ms": stability_window_ms,
+        "worker_heartbeat_timeout_ms": worker_heartbeat_timeout_ms,
+        "failure_tolerance_percentage": failure_tolerance_percentage,
+    }
+    logging.basicConfig(
+        level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
+    )
+    leader = ElasticCoordinator(
+        _config(config, options),
+        host=host,
+        port=port,
+        database=journal,
+        run_id=run,
+        desired_workers=workers,
+        tokens=_tokens(token_file, join_token_file, observe_token_file),
+        tls=tls_options(ca, cert, key),
+        metrics_port=metrics_port,
+        resume=again,
+        lease_wait=lease_wait,
+    )
+    asked_to_stop = threading.Event()
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        asked_to_stop.set()
+
+    with leader:
+        signal.signal(signal.SIGTERM, stop)
+        signal.signal(signal.SIGINT, stop)
+        where = {"address": leader.address, "metrics": leader.metrics_address, "run": run}
+        if json_output:
+            typer.echo(json.dumps(where))
+        else:
+            typer.echo(f"The coordinator of run {run!r} serves at {leader.address}")
+        sys.stdout.flush()
+        outcome = None
+        while outcome is None and not asked_to_stop.is_set():
+            outcome = leader.wait_until_ended(0.1)
+        if outcome is not None:
+            asked_to_stop.wait(_LAST_WORDS)
+    if outcome is None:
+        return
+    if json_output:
+        typer.echo(json.dumps({"outcome": outcome.outcome, "reason": outcome.reason}))
+    else:
+        typer.echo(f"The run {outcome.outcome}: {outcome.reason}")
+    if outcome.outcome == "aborted":
+        raise typer.Exit(EXIT_ABORTED)
+
+
+def _tokens(job: Path | None, join: Path | None, observe: Path | None) -> TokenStore | None:
+    from tensorforge.elastic import access
+    from tensorforge.elastic.token_files import load_or_issue
+
+    wanted = [
+        (job, "job", access.ROLES),
+        (join, "join", (access.JOIN,)),
+        (observe, "observe", (access.OBSERVE,)),
+    ]
+    if not any(path for path, _, _ in wanted):
+        return None
+    store = TokenStore()
+    for path, name, roles in wanted:
+        if path is not None:
+            load_or_issue(store, path, name, roles)
+    return store

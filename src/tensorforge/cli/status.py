@@ -1,0 +1,106 @@
+"""`tensorforge status`: who is in the cluster, where training stands, what happened."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+import typer
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from tensorforge.cli._cluster import (
+    Address,
+    AsJson,
+    Ca,
+    Cert,
+    Key,
+    Token,
+    TokenFile,
+    as_json,
+    connect,
+)
+from tensorforge.elastic.records import RescaleRecord
+from tensorforge.elastic.view import ClusterView
+
+app = typer.Typer(help="Who is in the cluster, where training stands, what happened.")
+
+_SHOWN = 8
+
+
+@app.command()
+def status(
+    coordinator: Address,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow until interrupted.")] = False,
+    token: Token = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json_output: AsJson = False,
+) -> None:
+    """Show the cluster. With --watch and --json: one line of JSON for every change."""
+    console = Console()
+    with connect(coordinator, token, token_file, ca, cert, key) as client:
+        if not watch:
+            view = client.status()
+            if json_output:
+                typer.echo(as_json(view))
+            else:
+                console.print(render(view))
+        elif json_output:
+            for view in client.watch():
+                typer.echo(msgspec.json.encode(view).decode())
+        else:
+            with Live(console=console, auto_refresh=False) as live:
+                for view in client.watch():
+                    live.update(render(view), refresh=True)
+
+
+def render(view: ClusterView) -> RenderableType:
+    """The cluster as text and tables."""
+    return Group(_summary(view), _workers(view), _rescales(view.rescales[-_SHOWN:]))
+
+
+def _summary(view: ClusterView) -> Text:
+    members = sum(1 for worker in view.workers if worker.rank >= 0)
+    limits = f"{view.min_workers} to {view.max_workers or 'any number'}"
+    wanted = "" if view.desired_workers is None else f", {view.desired_workers} wanted"
+    state = view.state
+    lines = [
+        f"run {view.run_id}: {view.phase}, generation {view.generation}",
+        f"{members} workers ({limits}{wanted}), {len(view.waiting)} waiting",
+        f"epoch {state.epoch}, step {state.step}, rate {state.learning_rate:g}, {state.samples} samples",
+    ]
+    if view.ended is not None:
+        lines.append(f"{view.ended.outcome}: {view.ended.reason}")
+    return Text("\n".join(lines))
+
+
+def _workers(view: ClusterView) -> Table:
+    table = Table("rank", "worker", "address", "status", "step", "last seen", title_justify="left")
+    for worker in (*view.workers, *view.waiting):
+        rank = "-" if worker.rank < 0 else str(worker.rank)
+        step = "-" if worker.committed_step is None else str(worker.committed_step)
+        seen = f"{worker.last_seen_ms / 1000:.1f} s ago" if worker.is_connected else "not connected"
+        table.add_row(rank, worker.id, worker.address, worker.status, step, seen)
+    return table
+
+
+def _rescales(rescales: list[RescaleRecord]) -> Table:
+    parts = ("detection", "decision", "barrier", "forming", "first commit")
+    table = Table("gen", "workers", *(f"{part} ms" for part in parts), "why")
+    for record in rescales:
+        times = (
+            record.detection_ms,
+            record.decision_ms,
+            record.barrier_ms,
+            record.forming_ms,
+            record.first_commit_ms,
+        )
+        shown = ("-" if time is None else f"{time:.1f}" for time in times)
+        sizes = f"{record.old_size} → {record.new_size}"
+        table.add_row(str(record.generation), sizes, *shown, record.reason)
+    return table

@@ -1,0 +1,117 @@
+"""Talking to a coordinator from outside: look, watch, scale, remove, stop."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Self
+
+import grpc
+import msgspec
+
+from tensorforge.elastic import commands
+from tensorforge.elastic.access import TlsOptions, call_metadata, open_channel
+from tensorforge.elastic.view import ClusterView
+from tensorforge.errors import (
+    AuthenticationError,
+    ConflictError,
+    DeadlineExceededError,
+    EncodingError,
+    InvalidInputError,
+    NotFoundError,
+    PermissionDeniedError,
+    TensorForgeError,
+    UnavailableError,
+)
+
+_ERRORS: dict[Any, Callable[[str], TensorForgeError]] = {
+    grpc.StatusCode.UNAUTHENTICATED: AuthenticationError,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
+    grpc.StatusCode.FAILED_PRECONDITION: ConflictError,
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidInputError,
+    grpc.StatusCode.NOT_FOUND: NotFoundError,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
+}
+
+
+def translate(error: grpc.RpcError, address: str) -> TensorForgeError:
+    """What a gRPC error means here."""
+    code, details = error.code(), error.details() or ""
+    if code in _ERRORS:
+        return _ERRORS[code](details)
+    return UnavailableError(f"no coordinator answers at {address}: {details}")
+
+
+class CoordinatorClient:
+    """A client for operators and launchers. Every call is bounded by `timeout` seconds."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        tls: TlsOptions | None = None,
+        timeout: float = 10.0,
+    ) -> None:
+        self._address = address
+        self._metadata = call_metadata(token)
+        self._timeout = timeout
+        self._channel = open_channel(address, tls, [("grpc.max_receive_message_length", -1)])
+
+    def status(self) -> ClusterView:
+        """The cluster at this moment."""
+        return self._unary("Status", b"")
+
+    def watch(self) -> Iterator[ClusterView]:
+        """The cluster now and after every change, until the coordinator goes away."""
+        method = self._channel.unary_stream(f"/{commands.SERVICE}/Watch")
+        call = method(b"", metadata=self._metadata)
+        try:
+            for data in call:
+                yield _view(data)
+        except grpc.RpcError as error:
+            raise translate(error, self._address) from error
+        finally:
+            call.cancel()
+
+    def scale(self, workers: int, by: str = "") -> ClusterView:
+        """Have this many workers."""
+        return self._control(commands.Scale(workers, by))
+
+    def remove(self, worker_id: str, by: str = "") -> ClusterView:
+        """Let a worker leave gracefully."""
+        return self._control(commands.Remove(worker_id, by))
+
+    def stop(self, reason: str, by: str = "") -> ClusterView:
+        """End the run, with an emergency checkpoint."""
+        return self._control(commands.Stop(reason, by))
+
+    def report_exit(self, worker_id: str, reason: str, pid: int | None = None) -> ClusterView:
+        """Tell that a worker's process ended."""
+        return self._control(commands.ReportExit(worker_id, reason, pid))
+
+    def close(self) -> None:
+        """Give the connection up."""
+        self._channel.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _control(self, command: commands.Command) -> ClusterView:
+        return self._unary("Control", msgspec.json.encode(command))
+
+    def _unary(self, name: str, request: bytes) -> ClusterView:
+        method = self._channel.unary_unary(f"/{commands.SERVICE}/{name}")
+        try:
+            return _view(method(request, metadata=self._metadata, timeout=self._timeout))
+        except grpc.RpcError as error:
+            raise translate(error, self._address) from error
+
+
+def _view(data: bytes) -> ClusterView:
+    try:
+        return msgspec.json.decode(data, type=ClusterView)
+    except msgspec.DecodeError as error:
+        raise EncodingError(f"not a view of a cluster: {error}") from error

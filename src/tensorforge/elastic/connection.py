@@ -1,0 +1,179 @@
+"""A worker's side of the stream: connects, listens, sends, and reconnects by itself.
+
+Two threads. The stream thread reads what the coordinator sends and hands it on; when the stream breaks, it
+opens a new one after a growing, jittered pause, for as long as it takes. The heartbeat thread gives signs
+of life and sends what was left for it (progress), at most once per interval, so that neither a fast
+training loop nor a slow network can build a queue.
+
+gRPC's own native threads answer the transport's pings without Python's interpreter lock: a step that
+holds the lock for minutes does not look like death, a frozen process does.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import random
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+
+from tensorforge.elastic import commands, messages
+from tensorforge.elastic.access import TlsOptions, call_metadata, open_channel
+from tensorforge.elastic.client import translate
+from tensorforge.elastic.timeouts import Timeouts
+from tensorforge.errors import EncodingError, TensorForgeError
+
+log = logging.getLogger(__name__)
+
+BACKOFF_START, BACKOFF_MOST = 0.05, 1.0
+_JOIN_TIMEOUT = 10.0
+
+
+class Connection:
+    """Keeps a stream to the coordinator open.
+
+    `hello` makes the first message of each stream. `receive` is called on the stream thread with every
+    message. `lost` is called there when a stream breaks, with an error if it is useless to try again.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        timeouts: Timeouts,
+        *,
+        hello: Callable[[], messages.Hello],
+        receive: Callable[[messages.FromCoordinator], None],
+        lost: Callable[[TensorForgeError | None], None],
+        beat: Callable[[], list[messages.FromWorker]],
+        token: str | None = None,
+        tls: TlsOptions | None = None,
+    ) -> None:
+        self._address = address
+        self._timeouts = timeouts
+        self._hello, self._receive, self._lost, self._beat = hello, receive, lost, beat
+        self._metadata = call_metadata(token)
+        self._tls = tls
+        self._lock = threading.Lock()
+        self._outbox: queue.SimpleQueue[bytes | None] | None = None
+        self._call: Any = None
+        self._stopping = threading.Event()
+        self._wake = threading.Event()
+        self._again = False
+        self._threads = [
+            threading.Thread(target=self._keep_open, name="tensorforge-stream", daemon=True),
+            threading.Thread(target=self._keep_alive, name="tensorforge-heartbeat", daemon=True),
+        ]
+
+    def start(self) -> None:
+        """Begin to connect; returns at once."""
+        for thread in self._threads:
+            thread.start()
+
+    def send(self, message: messages.FromWorker) -> bool:
+        """Hand a message to the stream; `False` if there is none at the moment."""
+        with self._lock:
+            if self._outbox is None:
+                return False
+            self._outbox.put(messages.to_bytes(message))
+            return True
+
+    def wake(self) -> None:
+        """Let the heartbeat thread send at once what is left for it."""
+        self._wake.set()
+
+    def restart_stream(self) -> None:
+        """Open a new stream without a pause: the worker has a new incarnation."""
+        self._again = True
+        self._break_stream()
+
+    def retire(self) -> None:
+        """Open no new stream after this one; for when there is nothing left to say."""
+        self._stopping.set()
+        self._wake.set()
+
+    def close(self) -> None:
+        """End the stream and both threads; closing twice is fine."""
+        self.retire()
+        self._break_stream()
+        for thread in self._threads:
+            if thread.is_alive() and thread is not threading.current_thread():
+                thread.join(_JOIN_TIMEOUT)
+
+    def _break_stream(self) -> None:
+        with self._lock:
+            call, outbox = self._call, self._outbox
+            self._outbox = None
+        if outbox is not None:
+            outbox.put(None)
+        if call is not None:
+            call.cancel()
+
+    def _keep_open(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            self._again = False
+            had_answer, problem = self._one_stream()
+            if self._stopping.is_set():
+                return
+            if problem is not None and not problem.retryable:
+                self._lost(problem)
+                return
+            failures = 0 if had_answer else failures + 1
+            if not self._again:
+                self._lost(None)
+                most = min(BACKOFF_MOST, BACKOFF_START * 2 ** min(failures, 20))
+                self._stopping.wait(random.uniform(BACKOFF_START / 2, most))  # noqa: S311  jitter
+
+    def _one_stream(self) -> tuple[bool, TensorForgeError | None]:
+        outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        outbox.put(messages.to_bytes(self._hello()))
+        had_answer = False
+        channel = open_channel(self._address, self._tls, _channel_options(self._timeouts))
+        try:
+            method = channel.stream_stream(f"/{commands.SERVICE}/Join")
+            call = method(_until_none(outbox), metadata=self._metadata)
+            with self._lock:
+                self._call, self._outbox = call, outbox
+            if self._stopping.is_set():
+                return False, None
+            for data in call:
+                had_answer = True
+                self._receive(messages.from_coordinator(data))
+            return had_answer, None
+        except grpc.RpcError as error:
+            return had_answer, translate(error, self._address)
+        except EncodingError as error:
+            log.warning("the coordinator at %s is not understood: %s", self._address, error)
+            return had_answer, error
+        finally:
+            self._break_stream()
+            channel.close()
+
+    def _keep_alive(self) -> None:
+        while not self._stopping.is_set():
+            self._wake.wait(self._timeouts.heartbeat)
+            self._wake.clear()
+            if self._stopping.is_set():
+                return
+            for message in self._beat():
+                self.send(message)
+
+
+def _until_none(outbox: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
+    while (data := outbox.get()) is not None:
+        yield data
+
+
+def _channel_options(timeouts: Timeouts) -> list[tuple[str, int]]:
+    milliseconds = max(1, round(timeouts.ping_timeout * 1000))
+    return [
+        ("grpc.keepalive_time_ms", max(1, round(timeouts.heartbeat * 1000))),
+        ("grpc.keepalive_timeout_ms", milliseconds),
+        ("grpc.http2.ping_timeout_ms", milliseconds),
+        ("grpc.http2.max_pings_without_data", 0),
+        ("grpc.initial_reconnect_backoff_ms", 100),
+        ("grpc.max_receive_message_length", -1),
+    ]

@@ -1,0 +1,259 @@
+"""The coordinator as one object: in a process of its own, or in a thread of somebody else's."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import threading
+import time
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.elastic import inputs
+from tensorforge.elastic.access import Gate, TlsOptions
+from tensorforge.elastic.instructions import Note
+from tensorforge.elastic.journal import Journal
+from tensorforge.elastic.machine import Machine
+from tensorforge.elastic.metrics import MetricsServer
+from tensorforge.elastic.records import DurableState, RunEnded, RunResumed
+from tensorforge.elastic.service import Service
+from tensorforge.elastic.view import ClusterView
+from tensorforge.errors import ClosedError, ConflictError, DeadlineExceededError, TensorForgeError
+from tensorforge.security import TokenStore
+from tensorforge.storage.database import IN_MEMORY, Database
+
+Result = TypeVar("Result")
+
+log = logging.getLogger(__name__)
+
+START_TIMEOUT = 60.0
+_LEASE_POLL = 0.1
+
+
+class ElasticCoordinator:
+    """Membership, generations, rescales and training state of one run, served over gRPC.
+
+    `database` holds the journal (a `Database`, a URL or a path; in memory by default, which survives
+    nothing). A run that ended stays ended on its journal unless `resume` is set. `desired_workers` is how
+    many a launcher will start; the first generation forms as soon as they are here. `tokens` are required
+    unless `host` is loopback. `metrics_port` serves Prometheus metrics (0 picks a port).
+
+    A context manager runs it in a thread of its own: after `start` it serves at `address`. While another
+    coordinator leads the run, `start` waits up to `lease_wait` seconds for its lease to end and then raises
+    `ConflictError`. All methods may be called from any thread.
+    """
+
+    def __init__(
+        self,
+        config: ElasticTrainingConfig | None = None,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        database: Database | str | Path = IN_MEMORY,
+        run_id: str = "default",
+        desired_workers: int | None = None,
+        tokens: TokenStore | None = None,
+        tls: TlsOptions | None = None,
+        metrics_port: int | None = None,
+        resume: bool = False,
+        lease_seconds: float = 10.0,
+        lease_wait: float = 0.0,
+        on_note: Callable[[Note], None] | None = None,
+    ) -> None:
+        self.config = config or ElasticTrainingConfig()
+        self._host, self._port = host, port
+        self._gate = Gate(tokens, host=host)
+        self._tls = tls
+        self._database = database if isinstance(database, Database) else Database(database)
+        self._owns_database = not isinstance(database, Database)
+        self._run_id = run_id
+        self._desired_workers = desired_workers
+        self._metrics_port = metrics_port
+        self._resume = resume
+        self._lease_seconds = lease_seconds
+        self._lease_wait = lease_wait
+        self._on_note = on_note
+        self._service: Service | None = None
+        self._metrics: MetricsServer | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+        self._started = threading.Event()
+        self._over = threading.Event()
+        self._error: BaseException | None = None
+        self._outcome: RunEnded | None = None
+        self._leaving: asyncio.Event | None = None
+
+    # Life
+
+    def start(self) -> Self:
+        """Take the lease, replay the journal and serve; returns once workers can connect."""
+        if self._thread is not None:
+            raise ConflictError("the coordinator was started already")
+        self._thread = threading.Thread(target=self._run, name="tensorforge-coordinator")
+        self._thread.start()
+        self._started.wait(START_TIMEOUT + self._lease_wait)
+        if self._error is not None:
+            error = self._error
+            self.close()
+            raise error
+        if not self._started.is_set():
+            self.close()
+            raise DeadlineExceededError(f"the coordinator did not start within {START_TIMEOUT} s")
+        return self
+
+    def close(self) -> None:
+        """Stop serving and give up the lease. Workers keep training and wait for a successor."""
+        if self._loop is not None and self._leaving is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(self._leaving.set)
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        if self._owns_database:
+            self._database.close()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        except BaseException as error:  # noqa: BLE001  the thread that called `start` raises it
+            self._error = error
+        finally:
+            self._started.set()
+            self._over.set()
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._leaving = asyncio.Event()
+        journal = Journal(self._database, self._run_id, lease_seconds=self._lease_seconds)
+        state = await self._take_lease(journal)
+        now = time.monotonic()
+        machine = Machine(
+            self.config,
+            now=now,
+            desired_workers=self._desired_workers,
+            restored=state,
+            utc_origin=time.time() - now,
+        )
+        service = Service(machine, journal, self._gate, on_note=self._on_note)
+        try:
+            self._port = await service.start(self._host, self._port, self._tls)
+            self._service = service
+            if self._metrics_port is not None:
+                self._metrics = MetricsServer(self._host, self._metrics_port, self)
+            self._started.set()
+            await self._until_over(service)
+        finally:
+            if self._metrics is not None:
+                await asyncio.to_thread(self._metrics.close)
+            self._outcome = machine.ended
+            await service.stop()
+
+    async def _take_lease(self, journal: Journal) -> DurableState:
+        deadline = time.monotonic() + self._lease_wait
+        while True:
+            try:
+                state = await asyncio.to_thread(journal.open)
+                break
+            except ConflictError:
+                if time.monotonic() >= deadline:
+                    raise
+                await asyncio.sleep(_LEASE_POLL)
+        if state.ended is not None and self._resume:
+            await asyncio.to_thread(journal.append, [RunResumed(reason="started again")])
+            state = await asyncio.to_thread(journal.open)
+        return state
+
+    async def _until_over(self, service: Service) -> None:
+        assert self._leaving is not None  # noqa: S101  set a few lines above, for the type checker
+        leaving = asyncio.create_task(self._leaving.wait())
+        either: set[asyncio.Future[Any]] = {leaving, service.over}
+        try:
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+            if service.over.done():
+                service.over.result()
+                self._outcome = service.view().ended
+                self._over.set()
+                # Late workers still hear that the run is over, until somebody closes us.
+                await leaving
+        finally:
+            leaving.cancel()
+
+    # Use
+
+    @property
+    def address(self) -> str:
+        """Where workers connect: `host:port`."""
+        return f"{self._host}:{self._port}"
+
+    @property
+    def metrics_address(self) -> str | None:
+        """Where Prometheus finds `/metrics`: `host:port`."""
+        return None if self._metrics is None else self._metrics.address
+
+    @property
+    def outcome(self) -> RunEnded | None:
+        """How the run ended, once it has."""
+        return self._outcome
+
+    def status(self, history: int = 20) -> ClusterView:
+        """The cluster at this moment."""
+
+        async def take() -> ClusterView:
+            return self._serving().view(history)
+
+        return self._call(take())
+
+    def scale(self, workers: int, by: str = "the launcher") -> None:
+        """Have this many workers: surplus members retire gracefully, launchers start what is missing."""
+        self._call(self._serving().perform(inputs.ScaleRequested(workers, by)))
+
+    def remove(self, worker_id: str, by: str = "the launcher") -> None:
+        """Let a worker leave gracefully."""
+        self._call(self._serving().perform(inputs.RemovalRequested(worker_id, by)))
+
+    def worker_exited(self, worker_id: str, reason: str, pid: int | None = None) -> None:
+        """Tell that a worker's process ended: a failure at once, unless it had finished or left."""
+        self._call(self._serving().perform(inputs.Exited(worker_id, reason, pid)))
+
+    def stop_run(self, reason: str, by: str = "the launcher") -> None:
+        """End the run for everybody, with an emergency checkpoint."""
+        self._call(self._serving().perform(inputs.StopRequested(reason, by)))
+
+    def wait_until_ended(self, timeout: float | None = None) -> RunEnded | None:
+        """Wait for the end of the run; `None` if it did not come in time.
+
+        Raises `StaleGenerationError` if another coordinator took over instead.
+        """
+        self._over.wait(timeout)
+        if self._error is not None:
+            raise self._error
+        return self._outcome
+
+    def counters(self) -> tuple[int, int]:
+        """Heartbeats received so far, and streams that are open."""
+        service = self._serving()
+        return service.heartbeats, service.streams
+
+    def _serving(self) -> Service:
+        if self._service is None or self._loop is None:
+            raise ClosedError("the coordinator is not running")
+        return self._service
+
+    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        if self._loop is None or self._loop.is_closed() or not self._loop.is_running():
+            work.close()
+            raise ClosedError("the coordinator is not running")
+        try:
+            return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_TIMEOUT)
+        except TimeoutError as error:
+            if isinstance(error, TensorForgeError):
+                raise
+            raise DeadlineExceededError("the coordinator did not answer") from error

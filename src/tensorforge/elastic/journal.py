@@ -1,0 +1,235 @@
+"""The coordinator's memory beyond its own death: an append-only journal, and the lease to write it.
+
+Whoever leads holds the lease of its run: a row with a token that grows with every change of hands. Each
+append checks the token in the same transaction, so a coordinator that was replaced while it slept can
+write nothing more, and what is not written is not announced.
+
+A lease lasts `lease_seconds` from its last renewal. A successor waits that long, unless it can see that
+the holder is dead: same machine, same boot, no such process.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import sqlalchemy as sa
+
+from tensorforge.elastic.records import (
+    DurableState,
+    Entry,
+    entry_from_json,
+    entry_to_json,
+    replay,
+)
+from tensorforge.errors import ConflictError, StaleGenerationError
+from tensorforge.storage.database import Database
+
+SCHEMA = sa.MetaData()
+
+ENTRIES = sa.Table(
+    "coordinator_journal",
+    SCHEMA,
+    sa.Column("run_id", sa.String(200), primary_key=True),
+    sa.Column("sequence", sa.BigInteger, primary_key=True, autoincrement=False),
+    sa.Column("written_at", sa.Float, nullable=False),
+    sa.Column("lease_token", sa.BigInteger, nullable=False),
+    sa.Column("entry", sa.Text, nullable=False),
+)
+
+LEASES = sa.Table(
+    "coordinator_lease",
+    SCHEMA,
+    sa.Column("run_id", sa.String(200), primary_key=True),
+    sa.Column("token", sa.BigInteger, nullable=False),
+    sa.Column("holder", sa.Text, nullable=False),
+    sa.Column("expires_at", sa.Float, nullable=False),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Holder:
+    """A process, named so that another one on the same machine can tell whether it is still alive."""
+
+    machine: str
+    pid: int
+    started_at: float
+
+    @classmethod
+    def current(cls) -> Holder:
+        """This process."""
+        return cls(_machine(), os.getpid(), psutil.Process().create_time())
+
+    @classmethod
+    def parse(cls, text: str) -> Holder:
+        """The inverse of `str`."""
+        machine, pid, started_at = text.rsplit(" ", 2)
+        return cls(machine, int(pid), float(started_at))
+
+    def __str__(self) -> str:
+        return f"{self.machine} {self.pid} {self.started_at}"
+
+    def is_known_dead(self) -> bool:
+        """Whether this machine can prove that the process is gone."""
+        if self.machine != _machine():
+            return False
+        try:
+            process = psutil.Process(self.pid)
+            is_zombie = process.status() == psutil.STATUS_ZOMBIE
+            return is_zombie or abs(process.create_time() - self.started_at) > 1.0
+        except psutil.NoSuchProcess:
+            return True
+
+
+class Journal:
+    """The journal of one run. Appending is refused unless this object holds the run's lease.
+
+    Calls block on the database; an event loop runs them in a thread. `clock` gives UTC seconds; on
+    PostgreSQL the server's clock is used instead, since the contenders may be on several machines.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        run_id: str = "default",
+        *,
+        lease_seconds: float = 10.0,
+        holder: Holder | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._database = database
+        self._run_id = run_id
+        self._lease_seconds = lease_seconds
+        self._holder = holder or Holder.current()
+        self._clock = clock
+        self._token: int | None = None
+        self._sequence = 0
+        database.create(SCHEMA)
+
+    @property
+    def run_id(self) -> str:
+        """Whose journal this is."""
+        return self._run_id
+
+    @property
+    def lease_seconds(self) -> float:
+        """How long the lease lasts without a renewal."""
+        return self._lease_seconds
+
+    def open(self) -> DurableState:
+        """Take the lease and return what the journal adds up to.
+
+        While another coordinator holds it: `ConflictError` that says who and until when.
+        """
+        with self._database.write() as connection:
+            now = self._now(connection)
+            lease = self._lease(connection)
+            if lease is not None and now < lease.expires_at:
+                holder = Holder.parse(lease.holder)
+                if holder != self._holder and not holder.is_known_dead():
+                    raise ConflictError(
+                        f"run {self._run_id!r} is led by process {holder.pid} on {holder.machine}; its "
+                        f"lease ends in {lease.expires_at - now:.1f} s unless it is renewed"
+                    )
+            self._token = 1 if lease is None else lease.token + 1
+            values = {
+                "token": self._token,
+                "holder": str(self._holder),
+                "expires_at": now + self._lease_seconds,
+            }
+            if lease is None:
+                connection.execute(LEASES.insert().values(run_id=self._run_id, **values))
+            else:
+                connection.execute(self._update_lease(lease.token, values))
+            rows = connection.execute(
+                sa.select(ENTRIES.c.sequence, ENTRIES.c.entry)
+                .where(ENTRIES.c.run_id == self._run_id)
+                .order_by(ENTRIES.c.sequence)
+            ).all()
+        self._sequence = rows[-1].sequence if rows else 0
+        return replay(entry_from_json(row.entry) for row in rows)
+
+    def append(self, entries: Iterable[Entry]) -> None:
+        """Make the entries durable, all or none; without the lease: `StaleGenerationError`."""
+        lines = [entry_to_json(entry) for entry in entries]
+        with self._database.write() as connection:
+            self._require_lease(connection)
+            now = self._now(connection)
+            connection.execute(
+                ENTRIES.insert(),
+                [
+                    {
+                        "run_id": self._run_id,
+                        "sequence": self._sequence + offset,
+                        "written_at": now,
+                        "lease_token": self._token,
+                        "entry": line,
+                    }
+                    for offset, line in enumerate(lines, start=1)
+                ],
+            )
+        self._sequence += len(lines)
+
+    def renew(self) -> None:
+        """Prolong the lease; if another one has it by now: `StaleGenerationError`."""
+        with self._database.write() as connection:
+            self._require_lease(connection)
+            expires_at = self._now(connection) + self._lease_seconds
+            connection.execute(self._update_lease(self._token, {"expires_at": expires_at}))
+
+    def release(self) -> None:
+        """Give the lease up, so that a successor need not wait; nothing happens without it."""
+        if self._token is None:
+            return
+        with self._database.write() as connection:
+            connection.execute(self._update_lease(self._token, {"expires_at": 0.0}))
+        self._token = None
+
+    def entries(self) -> list[Entry]:
+        """Everything that was written, oldest first."""
+        with self._database.read() as connection:
+            rows = connection.execute(
+                sa.select(ENTRIES.c.entry)
+                .where(ENTRIES.c.run_id == self._run_id)
+                .order_by(ENTRIES.c.sequence)
+            ).all()
+        return [entry_from_json(row.entry) for row in rows]
+
+    def _require_lease(self, connection: sa.Connection) -> None:
+        lease = self._lease(connection)
+        if self._token is None or lease is None or lease.token != self._token:
+            holder = "nobody" if lease is None else lease.holder
+            raise StaleGenerationError(
+                f"this coordinator does not lead run {self._run_id!r} any more; {holder} does"
+            )
+
+    def _lease(self, connection: sa.Connection) -> Any:
+        query = sa.select(LEASES.c.token, LEASES.c.holder, LEASES.c.expires_at)
+        return connection.execute(
+            query.where(LEASES.c.run_id == self._run_id).with_for_update()
+        ).one_or_none()
+
+    def _update_lease(self, token: int | None, values: dict[str, object]) -> sa.Update:
+        mine = (LEASES.c.run_id == self._run_id) & (LEASES.c.token == token)
+        return LEASES.update().where(mine).values(**values)
+
+    def _now(self, connection: sa.Connection) -> float:
+        if self._database.is_sqlite:
+            return self._clock()
+        moment = sa.func.extract("epoch", sa.func.clock_timestamp())
+        return float(connection.scalar(sa.select(moment)) or 0.0)
+
+
+def _machine() -> str:
+    # Process ids mean something only within one boot and one process namespace (container).
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    try:
+        return f"{socket.gethostname()}/{boot.read_text().strip()}/{namespace.readlink()}"
+    except OSError:
+        return f"{socket.gethostname()}/{os.uname().release}"

@@ -1,0 +1,102 @@
+"""The coordinator's figures for Prometheus."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from tensorforge.errors import TensorForgeError, UnavailableError
+
+if TYPE_CHECKING:
+    from tensorforge.elastic.coordinator import ElasticCoordinator
+
+_PARTS = ("detection", "decision", "barrier", "forming", "first_commit")
+
+
+class _Collector(Collector):
+    """Reads the coordinator when Prometheus asks; nothing is counted twice."""
+
+    def __init__(self, coordinator: ElasticCoordinator) -> None:
+        self._coordinator = coordinator
+
+    def collect(self) -> Iterator[Any]:
+        """All metrics at this moment; none once the coordinator has stopped."""
+        try:
+            view = self._coordinator.status(history=1)
+            heartbeats, streams = self._coordinator.counters()
+        except TensorForgeError:
+            return
+        labels = {"run": view.run_id}
+        members = sum(1 for worker in view.workers if worker.rank >= 0)
+        gauges = {
+            "workers": ("Members of the current generation", members),
+            "waiting_workers": ("Joiners and standbys", len(view.waiting)),
+            "desired_workers": ("Workers that are wanted", view.desired_workers or 0),
+            "streams": ("Open worker streams", streams),
+            "generation": ("The current generation", view.generation),
+            "step": ("The newest committed step", view.state.step),
+            "epoch": ("The epoch of the newest committed step", view.state.epoch),
+            "losses": ("Workers lost since the last committed step", view.losses),
+        }
+        for name, (text, value) in gauges.items():
+            yield _gauge(name, text, labels, value)
+        counters = {
+            "heartbeats": ("Heartbeats received", heartbeats),
+            "stale_messages": ("Messages ignored for their generation", view.stale_messages),
+            "refusals": ("Streams refused", view.refusals),
+        }
+        for name, (text, value) in counters.items():
+            counter = CounterMetricFamily(f"tensorforge_{name}", text, labels=list(labels))
+            counter.add_metric(list(labels.values()), value)
+            yield counter
+        phase = GaugeMetricFamily(
+            "tensorforge_phase", "1 for the phase that the cluster is in", labels=["run", "phase"]
+        )
+        phase.add_metric([view.run_id, view.phase], 1)
+        yield phase
+        yield from _last_rescale(view.run_id, view.rescales[-1:])
+
+
+def _gauge(name: str, text: str, labels: dict[str, str], value: float) -> Any:
+    gauge = GaugeMetricFamily(f"tensorforge_{name}", text, labels=list(labels))
+    gauge.add_metric(list(labels.values()), value)
+    return gauge
+
+
+def _last_rescale(run_id: str, rescales: list[Any]) -> Iterator[Any]:
+    gauge = GaugeMetricFamily(
+        "tensorforge_last_rescale_seconds",
+        "How long each part of the last rescale took",
+        labels=["run", "part"],
+    )
+    for rescale in rescales:
+        for part in _PARTS:
+            milliseconds = getattr(rescale, f"{part}_ms")
+            if milliseconds is not None:
+                gauge.add_metric([run_id, part], milliseconds / 1000)
+    yield gauge
+
+
+class MetricsServer:
+    """Serves `/metrics` on a thread until it is closed."""
+
+    def __init__(self, host: str, port: int, coordinator: ElasticCoordinator) -> None:
+        registry = CollectorRegistry()
+        registry.register(_Collector(coordinator))
+        try:
+            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+        except OSError as error:
+            raise UnavailableError(f"cannot serve metrics on {host}:{port}: {error}") from error
+        self.address = f"{host}:{self._server.server_port}"
+
+    def close(self) -> None:
+        """Stop serving."""
+        self._server.shutdown()
+        self._server.server_close()
+        if self._thread is not threading.current_thread():
+            self._thread.join()

@@ -1,0 +1,146 @@
+"""Who is here: members in order of rank, joiners in order of arrival, leavers on their way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from tensorforge.cluster.worker import WORKER_LIFECYCLE, WorkerId, WorkerStatus
+from tensorforge.elastic.messages import Progress, Ready
+from tensorforge.elastic.records import Seat
+
+
+@dataclass(slots=True)
+class Participant:
+    """One worker process, as the coordinator sees it.
+
+    `known_generation` is the newest topology that was sent down its present stream. `connection` is
+    `None` for a member that a restarted coordinator waits for.
+    """
+
+    worker: WorkerId
+    incarnation: str
+    joined_at: float
+    last_seen: float
+    connection: int | None = None
+    status: WorkerStatus = WorkerStatus.JOINING
+    local_world_size: int = 1
+    attributes: dict[str, str] = field(default_factory=dict)
+    known_generation: int | None = None
+    answer: Ready | None = None
+    progress: Progress | None = None
+    leave_reason: str | None = None
+    finished: bool = False
+
+    @property
+    def id(self) -> str:
+        """The worker's name."""
+        return self.worker.id
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether it asked, or was asked, to go."""
+        return self.leave_reason is not None
+
+    @property
+    def seat(self) -> Seat:
+        """Its identity in the journal."""
+        return Seat(self.worker, self.incarnation)
+
+    def move(self, status: WorkerStatus) -> None:
+        """Change the status along the lifecycle; staying is fine."""
+        if status is not self.status:
+            self.status = WORKER_LIFECYCLE.require(self.status, status)
+
+
+class Roster:
+    """All participants, by name and by stream, and the members of the current generation."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, Participant] = {}
+        self._by_connection: dict[int, Participant] = {}
+        self.members: tuple[WorkerId, ...] = ()
+        self._member_ids: dict[str, None] = {}
+        self.waiting: dict[str, Participant] = {}
+
+    def __iter__(self) -> Iterator[Participant]:
+        return iter(self._by_id.values())
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def get(self, worker_id: str) -> Participant | None:
+        """The participant of that name."""
+        return self._by_id.get(worker_id)
+
+    def by_connection(self, connection: int) -> Participant | None:
+        """The participant that speaks on this stream."""
+        return self._by_connection.get(connection)
+
+    def is_member(self, worker_id: str) -> bool:
+        """Whether the current generation has it."""
+        return worker_id in self._member_ids
+
+    def add(self, participant: Participant) -> None:
+        """Take in a newcomer; it waits until a generation includes it."""
+        self._by_id[participant.id] = participant
+        self.waiting[participant.id] = participant
+        if participant.connection is not None:
+            self._by_connection[participant.connection] = participant
+
+    def seat_members(self, members: tuple[WorkerId, ...]) -> None:
+        """Make these the members of the current generation."""
+        self.members = members
+        self._member_ids = {worker.id: None for worker in members}
+        for worker in members:
+            self.waiting.pop(worker.id, None)
+
+    def connect(self, participant: Participant, connection: int) -> int | None:
+        """Move the participant to a new stream and return the old one."""
+        old = participant.connection
+        if old is not None:
+            self._by_connection.pop(old, None)
+        participant.connection = connection
+        participant.known_generation = None
+        self._by_connection[connection] = participant
+        return old
+
+    def drop(self, participant: Participant) -> int | None:
+        """Forget the participant and return its stream. Membership changes with the next generation."""
+        self._by_id.pop(participant.id, None)
+        self.waiting.pop(participant.id, None)
+        if participant.connection is not None:
+            self._by_connection.pop(participant.connection, None)
+        return participant.connection
+
+    def present_members(self) -> list[Participant]:
+        """Members that are still here, in order of rank, leavers included.
+
+        A newcomer that bears the name of a lost member is not that member.
+        """
+        found = (self._by_id.get(worker.id) for worker in self.members)
+        return [p for p in found if p is not None and p.id not in self.waiting]
+
+    def leavers(self) -> list[Participant]:
+        """Those on their way out that are no members any more."""
+        return [p for p in self._by_id.values() if p.is_leaving and not self.is_member(p.id)]
+
+
+def arrange(
+    members: tuple[WorkerId, ...], staying: set[str], newcomers: tuple[WorkerId, ...]
+) -> tuple[WorkerId, ...]:
+    """The next members in order of rank.
+
+    A newcomer takes the rank of somebody who left, so that the others keep theirs; ranks that nobody
+    takes are closed up, and newcomers without a free rank come last. Those who stay keep their order.
+    """
+    fresh = iter(newcomers)
+    ranks: list[WorkerId] = []
+    for worker in members:
+        if worker.id in staying:
+            ranks.append(worker)
+            continue
+        replacement = next(fresh, None)
+        if replacement is not None:
+            ranks.append(replacement)
+    return (*ranks, *fresh)
