@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import socket
 
 import torch
@@ -136,8 +135,6 @@ def train_fixed(context, world_size, kind, optimizer="adamw", total=9, options=N
     return [(digest, losses) for _, digest, losses in sorted(found)]
 
 
-def forking_context():
-    """Processes that start in milliseconds: forked from one that has imported torch and nothing else."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch._dynamo", "tensorforge.train.run"])
-    return context
+def work(kind, optimizer, total, options, settings):
+    """What every worker of a test cluster runs."""
+    train(make_run(kind, optimizer, **settings), total, **options)

@@ -181,7 +181,7 @@ def _transfer(
     if group.rank in donors:
         moved = healing.donate(group, state.capture(), donors, newcomers)
     else:
-        flat, moved = healing.receive(group, donors, newcomers)
+        flat, moved = healing.receive(group, donors)
         state.restore(flat)
     digest = state.capture().digest() if group.rank in newcomers else expected
     everybody = group.gather_bytes(digest)

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from tensorforge.cluster.config import ElasticTrainingConfig
 from tensorforge.cluster.events import RescalingEvent
@@ -20,7 +21,7 @@ from tensorforge.errors import (
     StaleGenerationError,
     TrainingAbortedError,
 )
-from tensorforge.train.membership import Gathering, Progress
+from tensorforge.train.membership import Gathering, Progress, RunEnd
 
 _STORE = "store"
 _LAST_WORDS_SECONDS = 30.0
@@ -60,15 +61,22 @@ class ElasticMembership:
     def connect(
         self,
         rescaling_requested: Callable[[RescalingEvent], None],
-        run_ended: Callable[[str], None],
+        run_ended: Callable[[RunEnd], None],
         fenced: Callable[[str], None],
     ) -> None:
         """Register with the coordinator."""
         self._worker.rescaling_requested.append(rescaling_requested)
-        self._worker.run_ended.append(run_ended)
+        self._worker.run_ended.append(lambda reason: run_ended(self._end(reason)))
         self._worker.fenced.append(fenced)
         self._worker.connect_to_cluster(self._address)
         self._is_connected = True
+
+    def _end(self, reason: str) -> RunEnd:
+        try:
+            self._worker.wait_for_rescale(0)
+        except TrainingAbortedError as ended:
+            return RunEnd(str(ended.facts.get("outcome", "aborted")), ended.reason)
+        return RunEnd("aborted", reason)
 
     def ready(
         self, generation: int, committed_step: int, prepared_step: int | None, store: str | None
@@ -150,7 +158,9 @@ def _config(text: str | None) -> ElasticTrainingConfig:
 
 def _tls(settings: Mapping[str, str]) -> TlsOptions | None:
     names = {"ca": "TENSORFORGE_CA", "certificate": "TENSORFORGE_CERT", "key": "TENSORFORGE_KEY"}
-    paths = {field: Path(settings[name]) for field, name in names.items() if settings.get(name)}
+    paths: dict[str, Any] = {
+        field: Path(settings[name]) for field, name in names.items() if settings.get(name)
+    }
     return TlsOptions(**paths) if paths else None
 
 

@@ -27,6 +27,14 @@ class Gathering:
     store: str
 
 
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """The run is over for everybody. `outcome`: `"completed"`, `"stopped"` or `"aborted"`."""
+
+    outcome: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """A committed step, as it is reported."""
@@ -56,7 +64,7 @@ class Membership(Protocol):
     def connect(
         self,
         rescaling_requested: Callable[[RescalingEvent], None],
-        run_ended: Callable[[str], None],
+        run_ended: Callable[[RunEnd], None],
         fenced: Callable[[str], None],
     ) -> None:
         """Join. `fenced` is called when the cluster took this worker for dead and went on."""
@@ -145,7 +153,7 @@ class FixedMembership:
     def connect(
         self,
         rescaling_requested: Callable[[RescalingEvent], None],
-        run_ended: Callable[[str], None],  # noqa: ARG002  nobody ends such a run from outside
+        run_ended: Callable[[RunEnd], None],  # noqa: ARG002  nobody ends such a run from outside
         fenced: Callable[[str], None],  # noqa: ARG002
     ) -> None:
         """Announce the only generation that there will be."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -28,11 +29,12 @@ from tensorforge.train.gradients import StepGradients, step_facts
 from tensorforge.train.group import GenerationGroup, GroupAbortedError
 from tensorforge.train.layout import Layout
 from tensorforge.train.loading import dataset_size, fetch
-from tensorforge.train.membership import FixedMembership, Membership, Progress
+from tensorforge.train.membership import FixedMembership, Membership, Progress, RunEnd
 from tensorforge.train.progress import Prepared, Stateful, TrainingState
 from tensorforge.train.reduction import TreeReduction
 from tensorforge.train.runlog import RunLog
 from tensorforge.train.session import FormationTimes, Position, Session, Standing
+from tensorforge.train.signals import SignalHandlers
 from tensorforge.train.step import Collate, Step
 from tensorforge.train.tree import Node, ShardTree
 from tensorforge.train.work import Share, share_work
@@ -50,7 +52,8 @@ class Run:
                 step.commit()
 
     Started alone it is a run of one process; started by `tensorforge run` or `tensorforge worker` it is one
-    worker of an elastic run. Every worker runs the same script.
+    worker of an elastic run. Every worker runs the same script. While `steps` is under way in the main thread,
+    SIGTERM takes this worker out after its step, and SIGUSR2 stops the run on all workers.
 
     `before_update` is called with the step's complete gradient in place, before the optimizer: whatever it
     does must depend on the model alone.
@@ -99,6 +102,12 @@ class Run:
         self._stopping = False
         self._last_generation = 0
         self._log = RunLog.from_environment(self._membership.worker_id.id)
+        self._signals = SignalHandlers(
+            {
+                signal.SIGTERM: lambda: self.leave("SIGTERM"),
+                signal.SIGUSR2: lambda: self.stop("SIGUSR2"),
+            }
+        )
         self._is_open = False
         self.outcome: str | None = None
         """How the run ended here: `"complete"`, `"stopped"` or `"left"`."""
@@ -122,6 +131,7 @@ class Run:
         if self._is_open:
             self._is_open = False
             self._session.close()
+            self._signals.remove()
         self._log.close()
 
     @property
@@ -159,7 +169,7 @@ class Run:
 
     def leave(self, reason: str = "asked to leave") -> None:
         """Take this worker out after the current step; the others go on. May be called by a signal handler."""
-        self._leave_reason = reason
+        self._leave_reason = self._session.leave_reason = reason
 
     def load(self, epoch: int, start: int, stop: int) -> Any:
         """The batch at positions `[start, stop)` of the epoch's order."""
@@ -196,6 +206,7 @@ class Run:
             raise ClosedError(f"this run is over: {self.outcome}")
         if not self._is_open:
             self._is_open = True
+            self._signals.install()
             self._session.connect()
 
     def _form(self, goal: _Goal) -> bool:
@@ -209,12 +220,21 @@ class Run:
         if standing is Standing.RELEASED:
             self._end("left", "released")
             return False
+        return self._end_with_the_run(goal)
+
+    def _end_with_the_run(self, goal: _Goal) -> bool:
+        """The coordinator says that it is over: fine, or an error, but no group to go on with."""
+        end = self._session.ended or RunEnd("aborted", "the run has ended")
         if goal.is_reached(self.state):
-            self._end("complete", "the run is complete")
-            return False
-        reason = self._session.ended or "the run has ended"
-        self._log.write("aborted", reason=reason, committed_step=self.state.committed_step)
-        raise TrainingAbortedError(reason, committed_step=self.state.committed_step)
+            self._end("complete", end.reason)
+        elif end.outcome == "completed":
+            self._end("left", "the run was completed without this worker")
+        elif end.outcome == "stopped":
+            self._end("stopped", end.reason)
+        else:
+            self._log.write("aborted", reason=end.reason, committed_step=self.state.committed_step)
+            raise TrainingAbortedError(end.reason, committed_step=self.state.committed_step)
+        return False
 
     def _position(self) -> Position:
         prepared = None if self._prepared is None else self._prepared.step
@@ -269,7 +289,6 @@ class Run:
     def commit(self, step: Step) -> bool:
         """Reduce, vote and apply. What `Step.commit` calls."""
         if self._session.interrupted:
-            self._session.break_up(None)
             return False
         try:
             prepared = self._prepared = self._prepare(step)
@@ -330,7 +349,7 @@ class Run:
         if flags.stop:
             self._stopping = True
         if flags.drain:
-            self._session.break_up(None)
+            self._session.retire()
 
     def _report(self, step: Step) -> None:
         rate = self.state.learning_rate(self._session.world_size)
@@ -344,7 +363,7 @@ class Run:
             metrics=step.metrics,
         )
         self._membership.report(progress)
-        self._log.write("commit", workers=self._session.world_size, **asdict(progress))
+        self._log.commit(self._session.rank, self._session.world_size, asdict(progress))
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate if it is time; whether the group still works."""

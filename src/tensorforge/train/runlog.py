@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,6 +15,7 @@ class RunLog:
 
     def __init__(self, folder: Path | None, worker: str) -> None:
         self._worker = worker
+        self._folder = folder
         self._file: TextIO | None = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -30,6 +32,14 @@ class RunLog:
         if self._file is not None:
             line = {"kind": kind, "time": time.time(), "worker": self._worker, **facts}
             self._file.write(json.dumps(line) + "\n")
+
+    def commit(self, rank: int, workers: int, facts: Mapping[str, Any]) -> None:
+        """A committed step; rank 0 also appends it to the run's `metrics.jsonl`."""
+        self.write("commit", workers=workers, **facts)
+        if rank == 0 and self._folder is not None:
+            line = {"time": time.time(), "world_size": workers, **facts}
+            with (self._folder.parent / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
 
     def close(self) -> None:
         """Close the file."""
