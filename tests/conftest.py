@@ -10,10 +10,14 @@ import time
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 from hypothesis import HealthCheck, settings
+
+if TYPE_CHECKING:
+    from tensorforge.testing.s3 import S3Server
 
 # The standard library starts this helper process once and keeps it; it is no test's leak.
 resource_tracker.ensure_running()
@@ -116,6 +120,15 @@ def postgres_url(postgres_server: str) -> Iterator[str]:
 
     with fresh_database(postgres_server) as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """A real S3 server for the session, one per test process."""
+    from tensorforge.testing.s3 import running_s3
+
+    with running_s3() as server:
+        yield server
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

@@ -3,9 +3,14 @@
     blocks      the vocabulary and its arithmetic        freespace   holes, indexed for best fit
     compaction  the plan of a defragmentation            table       the pool as a pure machine
     guard       the lock                                 pool        the pool that threads share
+    rawmemory   one torch storage                        handle      the owner's side of a block
+    arena       a pool over real memory that lends tensors
 
 What needs torch is imported when it is first asked for.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from tensorforge.memory.blocks import (
     BLOCK_LIFECYCLE,
@@ -27,15 +32,26 @@ from tensorforge.memory.blocks import (
 )
 from tensorforge.memory.pool import MemoryPool
 
+if TYPE_CHECKING:
+    from tensorforge.memory.arena import TensorArena
+    from tensorforge.memory.handle import ArenaBlock
+
+_NEEDS_TORCH = {
+    "ArenaBlock": "tensorforge.memory.handle",
+    "TensorArena": "tensorforge.memory.arena",
+}
+
 __all__ = [
     "BLOCK_LIFECYCLE",
     "AllocationRequest",
     "AllocationResult",
+    "ArenaBlock",
     "BlockStatus",
     "GpuDevice",
     "MemoryBlock",
     "MemoryPool",
     "PoolStats",
+    "TensorArena",
     "align_up",
     "best_fit_block",
     "estimate_oom_seconds",
@@ -46,3 +62,9 @@ __all__ = [
     "optimal_pool_size",
     "should_defragment",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEEDS_TORCH:
+        return getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -21,7 +21,8 @@ _lock = threading.Lock()
 def open_store(address: str | Path) -> BlobStore:
     """Open the store at a folder's path or at a URL.
 
-    `file:///folder` is the same as the path; `memory://name` is one store per name in this process.
+    `file:///folder` is the same as the path; `memory://name` is one store per name in this process;
+    `s3://bucket/prefix`, `gs://...` and `az://...` are object stores.
     """
     text = str(address)
     if isinstance(address, Path) or "://" not in text:
@@ -53,5 +54,8 @@ def _open_memory(url: str) -> BlobStore:
 OPENERS: dict[str, Callable[[str], BlobStore] | str] = {
     "file": _open_file,
     "memory": _open_memory,
+    "s3": "tensorforge.storage.object_store:open_object_store",
+    "gs": "tensorforge.storage.object_store:open_object_store",
+    "az": "tensorforge.storage.object_store:open_object_store",
 }
 """URL scheme → what opens it: a function, or `module:name` of one that is imported when needed."""

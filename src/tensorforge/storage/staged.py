@@ -10,6 +10,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import threading
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
@@ -38,6 +39,9 @@ class StagedFile:
         self._staging = staging
         self._what = what
         self.direct = direct
+        self._lock = threading.Lock()
+        self._writes = 0
+        self._ended = False
         self._name, self._file = self._create()
 
     def _create(self) -> tuple[str, int]:
@@ -63,11 +67,6 @@ class StagedFile:
                 self.direct = False
         return self._system.create(name, os.O_WRONLY, self._staging)
 
-    @property
-    def is_open(self) -> bool:
-        """Whether the file was neither published nor discarded yet."""
-        return self._file >= 0
-
     def reserve(self, size: int) -> None:
         """Take the room for `size` bytes, so that a full disk is found out before the work."""
         if size:
@@ -84,16 +83,31 @@ class StagedFile:
 
     def write_at(self, offset: int, data: memoryview) -> None:
         """Write all of `data` at `offset`."""
-        while data:
-            done = self._system.write_at(self._descriptor(), data, offset)
-            data, offset = data[done:], offset + done
+        with self._writing() as file:
+            while data and not self._ended:
+                done = self._system.write_at(file, data, offset)
+                data, offset = data[done:], offset + done
 
     def truncate(self, size: int) -> None:
         """Cut the file to `size` bytes."""
         self._system.truncate(self._descriptor(), size)
 
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[int]:
+        """The descriptor stays open inside the block, even if another thread ends the file meanwhile."""
+        with self._lock:
+            file = self._descriptor()
+            self._writes += 1
+        try:
+            yield file
+        finally:
+            with self._lock:
+                self._writes -= 1
+                if self._ended and not self._writes:
+                    os.close(file)
+
     def _descriptor(self) -> int:
-        if self._file < 0:
+        if self._ended:
             raise ClosedError(f"{self._what}: the writer has ended")
         return self._file
 
@@ -119,7 +133,7 @@ class StagedFile:
 
     def discard(self) -> None:
         """Remove the file, if it was not published."""
-        if self._file >= 0:
+        if not self._ended:
             try:
                 with contextlib.suppress(FileNotFoundError):
                     self._system.unlink(self._name, self._staging)
@@ -127,8 +141,11 @@ class StagedFile:
                 self._close()
 
     def _close(self) -> None:
-        file, self._file = self._file, -1
-        os.close(file)
+        with self._lock:
+            if not self._ended:
+                self._ended = True
+                if not self._writes:
+                    os.close(self._file)
 
 
 class LocalWriter:

@@ -1,0 +1,131 @@
+"""From models, optimizers and random generators to trees and tensors, and back."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from tensorforge.checkpoint.assignment import Holding
+from tensorforge.checkpoint.dtypes import TORCH_NAMES
+from tensorforge.checkpoint.layout import MODEL, OPTIMIZER, RANDOM
+from tensorforge.checkpoint.tensors import LocalTensor, describe, is_tensor
+from tensorforge.checkpoint.trees import Json, encode_tree
+from tensorforge.errors import EncodingError, InvalidInputError
+
+_CLASHING = tuple(f"{MODEL}{taken}" for taken in (OPTIMIZER, RANDOM, "__metadata__"))
+"""In a file a model's tensors have their plain names; these would be mistaken for something else."""
+
+
+@dataclass(slots=True)
+class Captured:
+    """A state taken apart: trees without tensors, and the tensors by name."""
+
+    trees: dict[str, Json] = field(default_factory=dict)
+    tensors: dict[str, LocalTensor] = field(default_factory=dict)
+    sources: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, kind: str, state: Mapping[str, Any]) -> None:
+        """Take a state apart under the name `kind` (`model`, `optimizer`, `rng`)."""
+
+        def leaf(value: object, where: str) -> Json | None:
+            if is_tensor(value):
+                return {"$tensor": self._put(where, value)}
+            if isinstance(value, np.ndarray) and value.dtype.kind in "fiubc":
+                return {"$array": self._put(where, torch.from_numpy(np.ascontiguousarray(value)))}
+            if isinstance(value, np.generic) and value.dtype.kind in "fiub":
+                return encode_tree(value.item(), leaf, where)
+            if isinstance(value, torch.dtype):
+                return {"$dtype": str(value).removeprefix("torch.")}
+            return None
+
+        self.trees[kind] = encode_tree(state, leaf, kind)
+
+    def _put(self, name: str, value: Any) -> str:
+        if name in self.tensors:
+            raise InvalidInputError(f"two tensors of the state are called {name!r}")
+        if name.startswith(_CLASHING):
+            raise InvalidInputError(f"{name!r}: a model's tensor may not be called that")
+        self.tensors[name] = describe(value, name)
+        self.sources[name] = value
+        return name
+
+    def holdings(self) -> list[Holding]:
+        """What this rank holds, for the plan."""
+        return [
+            Holding(name, tensor.dtype, tensor.shape, box.offset, box.shape)
+            for name, tensor in self.tensors.items()
+            for box, _ in tensor.parts
+        ]
+
+
+def tree_reader(tensors: Mapping[str, Any]) -> Any:
+    """A reader for `decode_tree` that takes tensors from a dictionary."""
+
+    def read(tag: str, value: Json, where: str) -> object:
+        if tag in ("$tensor", "$array") and isinstance(value, str):
+            if value not in tensors:
+                raise EncodingError(f"{where}: there is no tensor {value!r}")
+            tensor = tensors[value]
+            return tensor.numpy() if tag == "$array" else tensor
+        if tag == "$dtype" and value in TORCH_NAMES.values():
+            return getattr(torch, value)
+        raise EncodingError(f"{where}: unknown tag {tag}")
+
+    return read
+
+
+def random_state() -> dict[str, Any]:
+    """The state of Python's, numpy's and torch's generators of this process."""
+    version, numbers, gauss = random.getstate()
+    kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
+    state: dict[str, Any] = {
+        "python": {"version": version, "numbers": np.array(numbers, np.uint32), "gauss": gauss},
+        "numpy": {
+            "kind": str(kind),
+            "keys": np.array(keys, np.uint32),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        },
+        "torch": torch.get_rng_state(),
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = list(torch.cuda.get_rng_state_all())
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Put every generator back to where `random_state` found it."""
+    python, numpy_state = state["python"], state["numpy"]
+    numbers = tuple(int(number) for number in python["numbers"])
+    random.setstate((python["version"], numbers, python["gauss"]))
+    np.random.set_state(
+        (
+            numpy_state["kind"],
+            np.asarray(numpy_state["keys"], np.uint32),
+            numpy_state["position"],
+            numpy_state["has_gauss"],
+            numpy_state["cached"],
+        )
+    )
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def derive_random_state(digest: str, rank: int, world_size: int) -> None:
+    """Seed every generator from a checkpoint's random states for a rank of another world size.
+
+    The same checkpoint, rank and world size always give the same stream, and no two ranks share one.
+    """
+    text = f"{digest}/{rank}/{world_size}".encode()
+    seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+    random.seed(seed)
+    np.random.seed(seed % (1 << 32))
+    torch.manual_seed(seed)

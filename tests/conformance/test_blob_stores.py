@@ -1,0 +1,134 @@
+"""Every store keeps the same promises: a folder, memory, and S3 on a real server."""
+
+import pytest
+
+from tensorforge.errors import (
+    ClosedError,
+    InvalidInputError,
+    PermissionDeniedError,
+    UnavailableError,
+)
+from tensorforge.storage.local import LocalStore
+from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.object_store import ObjectStore
+from tensorforge.storage.opening import open_store
+from tensorforge.testing.blob_conformance import BlobStoreConformance
+from tensorforge.testing.s3 import running_s3
+
+
+class TestLocalStore(BlobStoreConformance):
+    @pytest.fixture
+    def store(self, tmp_path):
+        made = LocalStore(tmp_path / "blobs")
+        yield made
+        made.close()
+
+
+class TestLocalStoreThroughThePageCache(BlobStoreConformance):
+    @pytest.fixture
+    def store(self, tmp_path):
+        made = LocalStore(tmp_path / "blobs", direct=False)
+        yield made
+        made.close()
+
+
+class TestMemoryStore(BlobStoreConformance):
+    @pytest.fixture
+    def store(self):
+        made = MemoryStore("conformance")
+        yield made
+        made.close()
+
+
+class TestS3Store(BlobStoreConformance):
+    @pytest.fixture
+    def store(self, s3_server):
+        made = s3_server.store()
+        yield made
+        made.close()
+
+    def test_a_closed_store_is_closed(self, store):
+        store.write("a", b"x")
+        store.close()
+        store.close()
+        for use in (store.read, store.stat, store.delete, store.open_writer):
+            with pytest.raises(ClosedError, match="was closed"):
+                use("a")
+
+    def test_is_opened_by_its_url_and_the_usual_environment(self, store, s3_server, monkeypatch):
+        for name, value in s3_server.environment.items():
+            monkeypatch.setenv(name, value)
+        store.write("a", b"x")
+        again = open_store(store.url)
+        assert again.read("a") == b"x"
+        again.close()
+
+    def test_does_not_show_its_secrets(self, s3_server):
+        made = ObjectStore("s3://user:secret@bucket/x?token=secret")
+        assert made.url == "s3://bucket/x"
+
+    def test_stores_below_different_prefixes_do_not_meet(self, s3_server):
+        with s3_server.store("one") as one, s3_server.store("one-more") as other:
+            one.write("a", b"1")
+            assert list(other.list()) == []
+            one.delete("a")
+
+    def test_a_wrong_secret_is_a_clear_error(self, s3_server):
+        config = {
+            "endpoint": s3_server.endpoint,
+            "access_key_id": "key",
+            "secret_access_key": "wrong",
+            "region": "us-east-1",
+        }
+        with ObjectStore("s3://tests/x", config=config, retry_seconds=0) as store:
+            for put in (store.write, store.create):
+                with pytest.raises(PermissionDeniedError, match="s3://tests/x refused"):
+                    put("a", b"x")
+
+    def test_a_large_hint_makes_larger_parts(self, store):
+        with store.open_writer("a", size_hint=1 << 40) as writer:
+            writer.append(b"x")
+            assert writer.commit().size == 1
+
+
+@pytest.mark.parametrize(
+    ("url", "options"),
+    [
+        ("s3://", {}),
+        ("s3://bucket", {"config": {"no_such_option": "x"}}),
+        ("s3://bucket", {"retry_seconds": -1.0}),
+        ("nothing://bucket", {}),
+    ],
+)
+def test_an_object_store_that_cannot_be_opened_says_why(url, options):
+    with pytest.raises(InvalidInputError, match=r"bucket|s3|retry_seconds"):
+        ObjectStore(url, **options)
+
+
+class TestAServerThatDies:
+    @pytest.fixture
+    def server(self):
+        with running_s3() as started:
+            yield started
+
+    def test_in_the_middle_of_a_write_leaves_the_old_blob_and_no_litter(self, server):
+        block = bytes(range(256)) * 16_384
+        with server.store("data", retry_seconds=0.5) as store:
+            store.write("model", b"old")
+            with (
+                pytest.raises(UnavailableError, match="model"),
+                store.open_writer("model") as writer,
+            ):
+                for number in range(40):
+                    if number == 10:
+                        server.kill()
+                    writer.append(block)
+                writer.commit()
+            with pytest.raises(UnavailableError, match="commit"):
+                store.create("commit", b"x")
+            with pytest.raises(UnavailableError):
+                store.read("model")
+            server.restart()
+            assert store.read("model") == b"old"
+            assert [info.key for info in store.list()] == ["model"]
+            store.create("commit", b"x")
