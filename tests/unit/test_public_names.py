@@ -173,7 +173,7 @@ PUBLIC = {
         "optimal_pool_size",
         "should_defragment",
     },
-    "tensorforge.train": {"Evaluation", "Run", "RunConfig", "Step"},
+    "tensorforge.train": {"CheckpointPlan", "Evaluation", "Run", "RunConfig", "Step"},
 }
 
 CONTROL_PLANE = [

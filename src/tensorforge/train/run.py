@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import nn
 
+from tensorforge.catalog import CheckpointType
 from tensorforge.data.order import ShuffledOrder
 from tensorforge.data.shards import DataShard
 from tensorforge.errors import (
@@ -23,6 +24,7 @@ from tensorforge.errors import (
     TrainingAbortedError,
 )
 from tensorforge.train.agreement import agree
+from tensorforge.train.checkpoints import Checkpointer, CheckpointPlan
 from tensorforge.train.config import RunConfig
 from tensorforge.train.evaluation import Evaluation
 from tensorforge.train.gradients import StepGradients, step_facts
@@ -71,6 +73,7 @@ class Run:
         stateful: Mapping[str, Stateful] | None = None,
         before_update: Callable[[], None] | None = None,
         evaluation: Evaluation | None = None,
+        checkpoints: CheckpointPlan | None = None,
         membership: Membership | None = None,
     ) -> None:
         self.model = model
@@ -96,6 +99,8 @@ class Run:
         self._shares: tuple[Share, ...] = ()
         self._order: ShuffledOrder | None = None
         self._evaluation = evaluation
+        self._checkpointer = None if checkpoints is None else Checkpointer(checkpoints)
+        self._last_metrics: dict[str, float] = {}
         self._stop_reason: str | None = None
         self._leave_reason: str | None = None
         self._asked_to_leave = False
@@ -109,6 +114,7 @@ class Run:
             }
         )
         self._is_open = False
+        self._is_emergency_saved = False
         self.outcome: str | None = None
         """How the run ended here: `"complete"`, `"stopped"` or `"left"`."""
 
@@ -132,6 +138,8 @@ class Run:
             self._is_open = False
             self._session.close()
             self._signals.remove()
+        if self._checkpointer is not None:
+            self._checkpointer.close()
         self._log.close()
 
     @property
@@ -200,6 +208,8 @@ class Run:
                 raise ConflictError(
                     f"step {step.number}: step.commit() was not called; each turn of run.steps() needs it"
                 )
+            if not step.is_committed:
+                step.gradients.restore_buffers()
 
     def _connect(self) -> None:
         if self.outcome is not None:
@@ -246,12 +256,50 @@ class Run:
             self.state,
             prepared=self._prepared,
             generation=self._last_generation,
-            restore=None,
+            restore=self._restore_point(),
             held=self._held_nodes,
         )
         self._prepared = None
         self._divide(agreement.held)
         return agreement.healed_bytes
+
+    def _restore_point(self) -> Callable[[], None] | None:
+        checkpointer = self._checkpointer
+        if checkpointer is None or not checkpointer.plan.resume:
+            return None
+
+        def restore() -> None:
+            if checkpointer.restore(self.state):
+                self._log.write("resumed", committed_step=self.state.committed_step)
+
+        return restore
+
+    def _save_if_due(self, flags: _Flags) -> None:
+        """Rank 0 saves when the schedule says so, or when somebody must go."""
+        checkpointer = self._checkpointer
+        if checkpointer is None:
+            return
+        checkpointer.poll()
+        step = self.state.committed_step
+        is_due = checkpointer.is_due(step, failures=len(self._session.times) - 1)
+        if self._session.rank != 0:
+            if is_due:
+                checkpointer.note(step)
+        elif flags.checkpoint and not self._is_emergency_saved:
+            self._save(CheckpointType.EMERGENCY)
+        elif is_due:
+            self._save(CheckpointType.FULL)
+        self._is_emergency_saved = flags.checkpoint
+
+    def _save(self, kind: CheckpointType) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.save(
+                self.state,
+                generation=self._session.generation,
+                kind=kind,
+                metrics=self._last_metrics,
+            )
+            self._log.write("checkpoint", type=kind.value, step=self.state.committed_step)
 
     def _held_nodes(self) -> tuple[Node, ...]:
         """What is left of an attempt at the next step, if that step will have the same samples."""
@@ -300,7 +348,9 @@ class Run:
         self._prepared = self._attempt = None
         self._divide([()] * self._session.world_size)
         step.metrics, step.is_committed = prepared.metrics, True
+        self._last_metrics = step.metrics
         self._report(step)
+        self._save_if_due(flags)
         self._follow(flags)
         return True
 
@@ -388,6 +438,10 @@ class Run:
         except GroupAbortedError as error:
             self._session.break_up(error)
             return False
+        if self._session.rank == 0 and self._checkpointer is not None:
+            if self._checkpointer.last_step != self.state.committed_step:
+                self._save(CheckpointType.FULL)
+            self._checkpointer.settle()
         outcome = "stopped" if self._stopping else "complete"
         self._membership.finish(self._stop_reason or outcome)
         self._end(outcome, self._stop_reason or outcome)
