@@ -81,9 +81,13 @@ def decide(facts: Sequence[Facts]) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The outcome: what healing moved, and the nodes of the next step that each member still holds."""
+    """The outcome: what healing moved, and the nodes of the next step that each member still holds.
+
+    `rolled_forward`: this member has committed the step that it had prepared.
+    """
 
     healed_bytes: int
+    rolled_forward: bool
     held: tuple[tuple[Node, ...], ...]
 
 
@@ -118,7 +122,7 @@ def agree(
     if rank in verdict.roll_forward and prepared is not None:
         state.commit(prepared)
     if group is None:
-        return Agreement(0, (held(),))
+        return Agreement(0, bool(verdict.roll_forward), (held(),))
     return _heal(group, state, verdict, held)
 
 
@@ -163,6 +167,7 @@ def _heal(
         healed = _transfer(group, state, donors, newcomers, expected=digests[0])
     return Agreement(
         healed,
+        group.rank in verdict.roll_forward,
         tuple(
             () if rank in newcomers else tuple((low, high) for low, high in answer[1])
             for rank, answer in enumerate(answers)

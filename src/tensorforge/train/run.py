@@ -251,15 +251,19 @@ class Run:
         return Position(self.state.committed_step, prepared)
 
     def _agree(self, group: GenerationGroup | None) -> int:
+        prepared, epoch = self._prepared, self.state.epoch
         agreement = agree(
             group,
             self.state,
-            prepared=self._prepared,
+            prepared=prepared,
             generation=self._last_generation,
             restore=self._restore_point(),
             held=self._held_nodes,
         )
         self._prepared = None
+        if agreement.rolled_forward and prepared is not None:
+            self._last_metrics = prepared.metrics
+            self._report(prepared, epoch)
         self._divide(agreement.held)
         return agreement.healed_bytes
 
@@ -349,7 +353,7 @@ class Run:
         self._divide([()] * self._session.world_size)
         step.metrics, step.is_committed = prepared.metrics, True
         self._last_metrics = step.metrics
-        self._report(step)
+        self._report(prepared, step.epoch)
         self._save_if_due(flags)
         self._follow(flags)
         return True
@@ -401,19 +405,19 @@ class Run:
         if flags.drain:
             self._session.retire()
 
-    def _report(self, step: Step) -> None:
-        rate = self.state.learning_rate(self._session.world_size)
+    def _report(self, step: Prepared, epoch: int) -> None:
+        samples = sum(part.size for part in step.taken)
         progress = Progress(
             generation=self._session.generation,
-            epoch=step.epoch,
-            step=step.number,
-            learning_rate=rate,
-            samples=step.samples,
-            global_batch_size=step.samples,
+            epoch=epoch,
+            step=step.step,
+            learning_rate=self.state.learning_rate(step.workers),
+            samples=samples,
+            global_batch_size=samples,
             metrics=step.metrics,
         )
         self._membership.report(progress)
-        self._log.commit(self._session.rank, self._session.world_size, asdict(progress))
+        self._log.commit(self._session.rank, step.workers, asdict(progress))
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate if it is time; whether the group still works."""
