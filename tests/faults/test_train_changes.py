@@ -9,8 +9,10 @@ import torch
 from tests.integration.train_cases import make_run, train
 from torch.nn import functional as F  # noqa: N812
 
+from tensorforge.catalog import CheckpointSchedule
 from tensorforge.cluster.config import AdaptationStrategy
 from tensorforge.testing.storms import check_history
+from tensorforge.train import CheckpointPlan
 
 
 def digests(running):
@@ -166,3 +168,48 @@ def test_the_same_script_gives_the_same_bits_on_any_cluster(cluster, alone, size
         start(running, *"abcd"[:size])
         running.wait_for_end()
         assert digests(running) == {alone("convnet", "adamw", 12)[0]}
+
+
+def test_everybody_asked_to_leave_stops_the_run_in_peace(cluster):
+    with cluster("mlp", "sgd", 100_000, workers=3) as running:
+        start(running, "a", "b", "c")
+        running.wait_for_step(10)
+        for name in "abc":
+            running.ask_to_leave(name)
+        running.wait_for_end()
+        assert set(running.exit_codes().values()) == {0}
+        assert {f["outcome"] for f in running.finals().values()} <= {"left", "stopped"}
+
+
+def saving_work(folder, total):
+    plan = CheckpointPlan(location=folder, schedule=CheckpointSchedule(every_steps=5))
+    train(make_run("convnet", checkpoints=plan), total)
+
+
+def test_a_stopped_run_goes_on_at_another_size_with_the_same_bits(cluster, alone, tmp_path):
+    folder = tmp_path / "checkpoints"
+    with cluster(main=saving_work, arguments=(folder, 17), workers=3, name="first") as running:
+        start(running, "a", "b", "c")
+        running.wait_for_end()
+        assert set(running.exit_codes().values()) == {0}, running.describe()
+    with cluster(main=saving_work, arguments=(folder, 40), workers=2, name="second") as running:
+        start(running, "x", "y")
+        running.wait_for_end()
+        assert digests(running) == {alone("convnet", "adamw", 40)[0]}
+        assert {e["step"] for e in running.events() if e["kind"] == "commit"} == set(range(17, 40))
+
+
+def test_a_preempted_run_leaves_an_emergency_checkpoint(cluster, tmp_path):
+    folder = tmp_path / "checkpoints"
+    with cluster(main=saving_work, arguments=(folder, 100_000), workers=2) as running:
+        start(running, "a", "b")
+        running.wait_for_step(3)
+        running.ask_to_leave("b")
+        running.wait_until(lambda: "b" in running.finals(), "b's end")
+        step = running.committed_step()
+        running.wait_for_step(step + 5)
+        events = [e for e in running.events() if e["kind"] == "checkpoint"]
+        assert "emergency" in {e.get("type") for e in events}
+        running.ask_to_leave("a")
+        running.wait_for_end()
+        assert set(running.exit_codes().values()) == {0}

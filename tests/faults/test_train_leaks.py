@@ -9,6 +9,11 @@ from tests.integration.train_cases import make_run
 from torch.nn import functional as F  # noqa: N812
 
 
+def wait_for_a_rescale(session):
+    with session._condition:  # an urgent one, or a join that was announced instead
+        session._condition.wait_for(lambda: session.interrupted or session.drain_wanted, 30)
+
+
 def restless_work(rescales):
     """Reports a broken collective after every step, so that every step has a generation of its own."""
     run, process = make_run("mlp"), psutil.Process()
@@ -26,9 +31,7 @@ def restless_work(rescales):
                     memory=process.memory_info().rss,
                 )
                 run._membership.suspect(run.generation, "a test")
-                run._session._condition.acquire()
-                run._session._condition.wait_for(lambda: run._session.interrupted, 30)
-                run._session._condition.release()
+                wait_for_a_rescale(run._session)
 
 
 def check(cluster, rescales):

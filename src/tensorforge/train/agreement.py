@@ -88,6 +88,7 @@ class Agreement:
 
     healed_bytes: int
     rolled_forward: bool
+    digest: str
     held: tuple[tuple[Node, ...], ...]
 
 
@@ -122,7 +123,8 @@ def agree(
     if rank in verdict.roll_forward and prepared is not None:
         state.commit(prepared)
     if group is None:
-        return Agreement(0, bool(verdict.roll_forward), (held(),))
+        digest = state.capture().digest().hex()
+        return Agreement(0, bool(verdict.roll_forward), digest, (held(),))
     return _heal(group, state, verdict, held)
 
 
@@ -168,6 +170,7 @@ def _heal(
     return Agreement(
         healed,
         group.rank in verdict.roll_forward,
+        digests[0].hex(),
         tuple(
             () if rank in newcomers else tuple((low, high) for low, high in answer[1])
             for rank, answer in enumerate(answers)

@@ -67,7 +67,7 @@ class Checkpointer:
         self.plan = plan
         self._checkpoint: DistributedCheckpoint | None = None
         self._manager: CheckpointManager | None = None
-        self._pending: tuple[SaveHandle, CheckpointRecord | None] | None = None
+        self._pending: tuple[SaveHandle, CheckpointRecord | None, int] | None = None
         self.last_step = -1
         """The step after which somebody saved last, as far as this worker knows."""
         self._last_time = self._started = time.monotonic()
@@ -117,20 +117,21 @@ class Checkpointer:
         except TensorForgeError as error:
             log.warning("no checkpoint after step %d: %s", step, error)
             return
-        self._pending = (handle, record)
+        self._pending = (handle, record, step)
         self._stall = time.monotonic() - started
         self.note(step)
 
-    def poll(self) -> None:
-        """Finish the books of a save that has ended meanwhile."""
+    def poll(self) -> int | None:
+        """Finish the books of a save that has ended meanwhile; the step it was of, if it succeeded."""
         if self._pending is not None and self._pending[0].is_done:
-            self.settle()
+            return self.settle()
+        return None
 
-    def settle(self) -> None:
-        """Wait for the save in the background and enter it into the catalog."""
+    def settle(self) -> int | None:
+        """Wait for the save in the background and enter it into the catalog; the step it was of."""
         if self._pending is None:
-            return
-        (handle, record), self._pending = self._pending, None
+            return None
+        (handle, record, step), self._pending = self._pending, None
         try:
             prefix = handle.result()
             self.saved.append(prefix)
@@ -142,6 +143,8 @@ class Checkpointer:
                     manager.gc(training_run_id=self.plan.run_id)
         except (TensorForgeError, OSError) as error:
             log.warning("checkpoint %s failed: %s", handle.prefix, error)
+            return None
+        return step
 
     def restore(self, state: TrainingState) -> bool:
         """Load the newest intact checkpoint; whether there was one."""

@@ -135,8 +135,8 @@ class ElasticMembership:
         self._worker.finish(reason)
 
     def abort(self, reason: str, traceback: str) -> None:
-        """End the run for everybody."""
-        self._worker.abort(reason, traceback, fatal=True)
+        """Tell what this worker's code raised; whether the run ends is for the coordinator to say."""
+        self._worker.abort(reason, traceback)
 
     def close(self) -> None:
         """Say the last words and disconnect."""

@@ -105,7 +105,7 @@ class Membership(Protocol):
         ...
 
     def abort(self, reason: str, traceback: str) -> None:
-        """The training code failed; end the run for everybody."""
+        """The training code failed on this worker."""
         ...
 
     def close(self) -> None:

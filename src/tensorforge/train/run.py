@@ -115,6 +115,7 @@ class Run:
         )
         self._is_open = False
         self._is_emergency_saved = False
+        self._digest = ""
         self.outcome: str | None = None
         """How the run ended here: `"complete"`, `"stopped"` or `"left"`."""
 
@@ -225,7 +226,12 @@ class Run:
         if standing is Standing.MEMBER:
             self._last_generation = self._session.generation
             times = self._session.times[-1]
-            self._log.write("formed", committed_step=self.state.committed_step, **asdict(times))
+            self._log.write(
+                "formed",
+                committed_step=self.state.committed_step,
+                digest=self._digest,
+                **asdict(times),
+            )
             return True
         if standing is Standing.RELEASED:
             self._end("left", "released")
@@ -264,6 +270,7 @@ class Run:
         if agreement.rolled_forward and prepared is not None:
             self._last_metrics = prepared.metrics
             self._report(prepared, epoch)
+        self._digest = agreement.digest
         self._divide(agreement.held)
         return agreement.healed_bytes
 
@@ -283,17 +290,17 @@ class Run:
         checkpointer = self._checkpointer
         if checkpointer is None:
             return
-        checkpointer.poll()
+        self._note_saved(checkpointer.poll())
         step = self.state.committed_step
         is_due = checkpointer.is_due(step, failures=len(self._session.times) - 1)
         if self._session.rank != 0:
             if is_due:
                 checkpointer.note(step)
-        elif flags.checkpoint and not self._is_emergency_saved:
+        elif flags.leaving and not self._is_emergency_saved:
             self._save(CheckpointType.EMERGENCY)
         elif is_due:
             self._save(CheckpointType.FULL)
-        self._is_emergency_saved = flags.checkpoint
+        self._is_emergency_saved = bool(flags.leaving)
 
     def _save(self, kind: CheckpointType) -> None:
         if self._checkpointer is not None:
@@ -303,7 +310,12 @@ class Run:
                 kind=kind,
                 metrics=self._last_metrics,
             )
-            self._log.write("checkpoint", type=kind.value, step=self.state.committed_step)
+            step = self.state.committed_step
+            self._log.write("checkpoint", type=kind.value, step=step, complete=False)
+
+    def _note_saved(self, step: int | None) -> None:
+        if step is not None:
+            self._log.write("checkpoint", step=step, complete=True)
 
     def _held_nodes(self) -> tuple[Node, ...]:
         """What is left of an attempt at the next step, if that step will have the same samples."""
@@ -392,16 +404,16 @@ class Run:
             return _Flags(*wishes)
         ballot = torch.tensor(wishes, dtype=torch.int64)
         session.group.all_reduce(ballot)
-        return _Flags(*(bool(count) for count in ballot.tolist()))
+        return _Flags(*ballot.tolist())
 
     def _follow(self, flags: _Flags) -> None:
         """Act on what the vote said; every member does the same after the same step."""
-        if self._leave_reason is not None and not self._asked_to_leave:
+        if flags.stop or flags.leaving == self._session.world_size:
+            self._stopping = True  # also when everybody was asked to leave: nobody would be left
+        elif self._leave_reason is not None and not self._asked_to_leave:
             self._asked_to_leave = True
             if not self._membership.leave(self._leave_reason):
                 self.stop(self._leave_reason)
-        if flags.stop:
-            self._stopping = True
         if flags.drain:
             self._session.retire()
 
@@ -445,7 +457,7 @@ class Run:
         if self._session.rank == 0 and self._checkpointer is not None:
             if self._checkpointer.last_step != self.state.committed_step:
                 self._save(CheckpointType.FULL)
-            self._checkpointer.settle()
+            self._note_saved(self._checkpointer.settle())
         outcome = "stopped" if self._stopping else "complete"
         self._membership.finish(self._stop_reason or outcome)
         self._end(outcome, self._stop_reason or outcome)
@@ -461,6 +473,8 @@ class Run:
             digest=self.digest(),
             proof=self.state.require_exactly_once(),
         )
+        if self._session.rank == 0:
+            self._log.ledger(self.state.ledger)
         self.close()
 
 
@@ -471,9 +485,11 @@ class _Attempt(NamedTuple):
 
 
 class _Flags(NamedTuple):
-    drain: bool
-    checkpoint: bool
-    stop: bool
+    """How many members wish for what."""
+
+    drain: int
+    leaving: int
+    stop: int
 
 
 class _Goal:

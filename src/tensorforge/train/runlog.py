@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
 
+from tensorforge.data.ledger import Ledger
+
 
 class RunLog:
     """Appends one line per event to `<folder>/<worker>.jsonl`; without a folder it does nothing."""
@@ -40,6 +42,24 @@ class RunLog:
             line = {"time": time.time(), "world_size": workers, **facts}
             with (self._folder.parent / "metrics.jsonl").open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
+
+    def ledger(self, ledger: Ledger) -> None:
+        """What was consumed and what remains of the current epoch, in the run's `ledger.json`."""
+        if self._folder is None:
+            return
+        content = {
+            "epoch": ledger.epoch,
+            "committed_step": ledger.committed_step,
+            "size": ledger.size,
+            "shards": ledger.shards,
+            "consumed": [list(span) for span in ledger.consumed.ranges],
+            "remaining": [list(span) for span in ledger.remaining.ranges],
+            "packed": ledger.pack().hex(),
+        }
+        path = self._folder.parent / "ledger.json"
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(content), encoding="utf-8")
+        temporary.replace(path)
 
     def close(self) -> None:
         """Close the file."""
