@@ -23,12 +23,11 @@ import grpc
 from tensorforge.elastic import commands, messages
 from tensorforge.elastic.access import TlsOptions, call_metadata, open_channel
 from tensorforge.elastic.client import translate
-from tensorforge.elastic.timeouts import Timeouts
+from tensorforge.elastic.timeouts import RECONNECT_LEAST, RECONNECT_MOST, Timeouts
 from tensorforge.errors import EncodingError, TensorForgeError
 
 log = logging.getLogger(__name__)
 
-BACKOFF_START, BACKOFF_MOST = 0.05, 1.0
 _JOIN_TIMEOUT = 10.0
 
 
@@ -124,8 +123,8 @@ class Connection:
             failures = 0 if had_answer else failures + 1
             if not self._again:
                 self._lost(None)
-                most = min(BACKOFF_MOST, BACKOFF_START * 2 ** min(failures, 20))
-                self._stopping.wait(random.uniform(BACKOFF_START / 2, most))  # noqa: S311  jitter
+                most = min(RECONNECT_MOST, RECONNECT_LEAST * 2 ** min(failures, 20))
+                self._stopping.wait(random.uniform(RECONNECT_LEAST / 2, most))  # noqa: S311  jitter
 
     def _one_stream(self) -> tuple[bool, TensorForgeError | None]:
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -174,6 +173,7 @@ def _channel_options(timeouts: Timeouts) -> list[tuple[str, int]]:
         ("grpc.keepalive_timeout_ms", milliseconds),
         ("grpc.http2.ping_timeout_ms", milliseconds),
         ("grpc.http2.max_pings_without_data", 0),
-        ("grpc.initial_reconnect_backoff_ms", 100),
+        # How long one attempt to connect may take; the default of 20 s outlasts most network cuts.
+        ("grpc.min_reconnect_backoff_ms", max(1000, round(timeouts.silence * 1000))),
         ("grpc.max_receive_message_length", -1),
     ]

@@ -173,13 +173,14 @@ class Machine:
         if not state.seats and not state.paused:
             return
         is_formed = state.formed_generation == state.generation
+        expected = now + self.timeouts.comeback - self.timeouts.silence
         for seat in state.seats:
-            participant = Participant(seat.worker, seat.incarnation, joined_at=now, last_seen=now)
+            participant = Participant(seat.worker, seat.incarnation, now, last_seen=expected)
             participant.status = WorkerStatus.ACTIVE if is_formed else WorkerStatus.RESCALING
             self.roster.add(participant)
         self.roster.seat_members(tuple(seat.worker for seat in state.seats))
         self._healthy_size = len(state.seats)
-        self._silence_at = now + self.timeouts.silence
+        self._silence_at = now + self.timeouts.comeback
         if is_formed:
             self.phase = Phase.ACTIVE
             self._committed = state.committed is not None and (
@@ -300,7 +301,7 @@ class Machine:
     def _ready(self, who: Participant, message: messages.Ready, _now: float) -> None:
         if self._is_stale(who, message.generation) or not self.roster.is_member(who.id):
             return
-        if self.phase in (Phase.RESCALING, Phase.PAUSED):
+        if self.phase in (Phase.RESCALING, Phase.PAUSED) and who.answer is None:
             who.answer = message
             self._answered.add(who.id)
 
@@ -444,11 +445,11 @@ class Machine:
     def _find_silent(self, now: float) -> None:
         silent = [p for p in self.roster if now - p.last_seen >= self.timeouts.silence]
         for participant in silent:
-            quiet = round((now - participant.last_seen) * 1000)
             if participant.connection is None:
-                why = f"it did not come back within {quiet} ms of the coordinator's restart"
+                wait = round(self.timeouts.comeback * 1000)
+                why = f"it did not come back within {wait} ms of the coordinator's restart"
             else:
-                why = f"no sign of life for {quiet} ms"
+                why = f"no sign of life for {round((now - participant.last_seen) * 1000)} ms"
             self._lose(participant, why, participant.last_seen, now)
         oldest = min((p.last_seen for p in self.roster), default=None)
         self._silence_at = None if oldest is None else oldest + self.timeouts.silence

@@ -9,6 +9,9 @@ from dataclasses import dataclass
 
 from tensorforge.cluster.config import ElasticTrainingConfig
 
+RECONNECT_LEAST, RECONNECT_MOST = 0.05, 1.0
+"""The pause before a worker tries to reconnect grows from the first to the second, in seconds."""
+
 _SUSPICION_GRACE = 0.1
 
 
@@ -20,6 +23,8 @@ class Timeouts:
     `ping_timeout`: a ping that is not answered within this breaks the stream; one interval later at the
     latest, a frozen process is known to be gone, which makes `silence` at most.
     `silence`: no sign of life for this long is a failure.
+    `comeback`: members have this long to find a restarted coordinator; longer than `silence` by two of the
+    longest pauses between a worker's attempts to reconnect.
     `suspicion`: a reported collective failure waits this long for a broken stream that explains it.
     `stability`: joins wait for this much quiet.
     `pause`: how long training may stay below the minimum.
@@ -32,6 +37,7 @@ class Timeouts:
     heartbeat: float
     ping_timeout: float
     silence: float
+    comeback: float
     suspicion: float
     stability: float
     pause: float
@@ -48,6 +54,7 @@ class Timeouts:
             heartbeat=silence / 3,
             ping_timeout=silence / 2,
             silence=silence,
+            comeback=silence + 2 * RECONNECT_MOST,
             suspicion=min(_SUSPICION_GRACE, silence / 10),
             stability=config.stability_window_ms / 1000,
             pause=rescale,

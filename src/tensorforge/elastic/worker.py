@@ -304,10 +304,10 @@ class ElasticWorker:
 
         `prepared_step`: the reduced gradient of that step is held, though it was not applied.
         `attributes` reach all members unchanged. An older generation than the newest announced one is ignored:
-        the newest must be answered.
+        the newest must be answered. The first answer for a generation counts: others may act on it already.
         """
         with self._changed:
-            if self._announced is None or generation != self._announced.epoch:
+            if self._announced is None or generation != self._announced.epoch or self._is_answered:
                 return
             self._committed_step = committed_step
             self._is_answered = True

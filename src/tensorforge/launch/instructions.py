@@ -29,17 +29,16 @@ class StopCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Start a worker's process; a standby waits, warm, until it is promoted."""
+    """Start a worker's process; the coordinator decides whether it takes part or stands by."""
 
     worker: str
-    standby: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Promote:
-    """Let a standby take part."""
+class SetTarget:
+    """Tell the coordinator how many workers there are to be."""
 
-    worker: str
+    workers: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,7 @@ Instruction: TypeAlias = (
     StartCoordinator
     | StopCoordinator
     | StartWorker
-    | Promote
+    | SetTarget
     | Retire
     | Kill
     | DumpStacks

@@ -7,6 +7,7 @@ Every entry that the machine journals is kept, so that `restart` can replay it i
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -195,7 +196,8 @@ class SimulatedCluster:
             deadline = self.machine.next_deadline()
             beat = self.clock() + self.machine.timeouts.heartbeat
             moment = min(end, beat, end if deadline is None else max(deadline, self.clock()))
-            self.clock.advance(moment - self.clock())
+            while self.clock() < moment:  # a rounded difference may stop just short of it
+                self.clock.advance(max(moment - self.clock(), math.ulp(moment)))
             if beating:
                 alive = tuple(p.connection for p in self.puppets.values() if p.is_connected)
                 self.feed(inputs.Alive(alive))

@@ -5,6 +5,7 @@ import pytest
 from tensorforge.elastic import ElasticTrainingConfig, inputs, messages, records
 from tensorforge.elastic.instructions import Record, Send
 from tensorforge.elastic.machine import Machine, Phase
+from tensorforge.elastic.timeouts import RECONNECT_MOST
 from tensorforge.errors import ConfigurationError
 from tensorforge.testing.control import SimulatedCluster
 
@@ -561,6 +562,8 @@ def test_a_worker_lost_while_the_coordinator_was_away_is_noticed():
     for puppet in list(cluster.puppets.values()):
         cluster.reconnect(puppet)
     cluster.pass_time(SILENCE)
+    assert cluster.machine.generation == 1
+    cluster.pass_time(2 * RECONNECT_MOST)
     assert names(cluster) == ["w0", "w2"]
     assert "did not come back" in last_reason(cluster)
 

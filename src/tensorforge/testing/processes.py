@@ -1,0 +1,199 @@
+"""A real cluster on this machine: a coordinator process and worker processes that tests can hurt.
+
+Workers run `tensorforge.testing.loop`; each writes what happens to it to a file of its own. Everything that was
+started is ended by `close`, however the test went.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+
+from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.elastic.access import is_loopback
+from tensorforge.elastic.client import CoordinatorClient
+from tensorforge.elastic.token_files import read_token
+from tensorforge.elastic.view import ClusterView
+from tensorforge.errors import DeadlineExceededError, UnavailableError
+
+PATIENCE = 60.0
+_POLL = 0.01
+
+
+@dataclass
+class WorkerProcess:
+    """One worker in a process of its own."""
+
+    name: str
+    process: subprocess.Popen[bytes]
+    log: Path
+
+    def events(self) -> list[dict[str, Any]]:
+        """What the worker wrote so far."""
+        if not self.log.exists():
+            return []
+        lines = self.log.read_text().splitlines(keepends=True)
+        return [json.loads(line) for line in lines if line.endswith("\n")]
+
+    def signal(self, number: int) -> None:
+        """Send it a signal."""
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        """Make sure that it is gone."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.send_signal(signal.SIGCONT)
+        self.process.wait()
+
+
+@dataclass
+class LocalCluster:
+    """Starts, hurts and observes processes. A context manager.
+
+    On a `host` other than loopback, everybody uses a job token.
+    """
+
+    folder: Path
+    config: ElasticTrainingConfig
+    desired_workers: int | None = None
+    host: str = "127.0.0.1"
+    coordinator: subprocess.Popen[bytes] | None = None
+    address: str = ""
+    workers: dict[str, WorkerProcess] = field(default_factory=dict)
+    _client: CoordinatorClient | None = None
+
+    def start_coordinator(self, port: int = 0) -> str:
+        """Start the coordinator, or another one on the same journal and port."""
+        command = [
+            *(sys.executable, "-m", "tensorforge", "coordinator", "--json"),
+            *("--port", str(port), "--journal", str(self.folder / "journal.db")),
+            *("--config", self._config(), "--host", self.host),
+        ]
+        if self._needs_token():
+            command += ["--token-file", str(self._token_file())]
+        if self.desired_workers is not None:
+            command += ["--workers", str(self.desired_workers)]
+        with (self.folder / "coordinator.log").open("ab") as log:
+            self.coordinator = subprocess.Popen(  # noqa: S603  our own interpreter
+                command, stdout=subprocess.PIPE, stderr=log, env=self._environment()
+            )
+        assert self.coordinator.stdout is not None  # noqa: S101  a pipe was asked for
+        line = self.coordinator.stdout.readline()
+        if not line:
+            raise UnavailableError((self.folder / "coordinator.log").read_text()[-2000:])
+        self.address = json.loads(line)["address"]
+        return self.address
+
+    def kill_coordinator(self) -> int:
+        """kill -9 the coordinator and return the port that it had."""
+        assert self.coordinator is not None  # noqa: S101  a mistake of the test
+        self.coordinator.kill()
+        self.coordinator.wait()
+        assert self.coordinator.stdout is not None  # noqa: S101  a pipe was asked for
+        self.coordinator.stdout.close()
+        self._drop_client()
+        return int(self.address.rpartition(":")[2])
+
+    def start_worker(
+        self, name: str, *, address: str | None = None, prefix: tuple[str, ...] = ()
+    ) -> WorkerProcess:
+        """Start a worker; `prefix` goes before its command line (a network namespace, say)."""
+        log = self.folder / f"{name}.jsonl"
+        command = [
+            *prefix,
+            *(sys.executable, "-m", "tensorforge.testing.loop"),
+            *("--coordinator", address or self.address, "--id", name),
+            *("--config", self._config(), "--log", str(log)),
+        ]
+        if self._needs_token():
+            command += ["--token", read_token(self._token_file())]
+        with (self.folder / f"{name}.err").open("ab") as errors:
+            process = subprocess.Popen(  # noqa: S603  our own interpreter
+                command, stdout=errors, stderr=errors, env=self._environment()
+            )
+        self.workers[name] = WorkerProcess(name, process, log)
+        return self.workers[name]
+
+    def status(self) -> ClusterView:
+        """The cluster as its coordinator sees it."""
+        if self._client is None:
+            token = read_token(self._token_file()) if self._needs_token() else None
+            self._client = CoordinatorClient(self.address, token=token)
+        return self._client.status()
+
+    def members(self) -> list[str]:
+        """Names in order of rank."""
+        return [worker.id for worker in self.status().workers if worker.rank >= 0]
+
+    def wait_until(self, condition: Callable[[], object], what: str) -> None:
+        """Poll until the condition holds; a coordinator that is away counts as not yet."""
+        deadline = time.monotonic() + PATIENCE
+        while True:
+            try:
+                if condition():
+                    return
+            except UnavailableError:
+                self._drop_client()
+            if time.monotonic() > deadline:
+                raise DeadlineExceededError(f"not within {PATIENCE} s: {what}")
+            time.sleep(_POLL)
+
+    def wait_until_active(self, members: set[str]) -> ClusterView:
+        """Wait until exactly these members have formed and trained a step."""
+
+        def is_so() -> bool:
+            view = self.status()
+            present = {worker.id for worker in view.workers if worker.rank >= 0}
+            committed = view.rescales and view.rescales[-1].first_commit_ms is not None
+            return view.phase == "active" and present == members and bool(committed)
+
+        self.wait_until(is_so, f"{sorted(members)} train")
+        return self.status()
+
+    def close(self) -> None:
+        """End everything that was started."""
+        self._drop_client()
+        for worker in self.workers.values():
+            worker.end()
+        if self.coordinator is not None and self.coordinator.poll() is None:
+            self.coordinator.kill()
+            self.coordinator.send_signal(signal.SIGCONT)
+        if self.coordinator is not None:
+            self.coordinator.wait()
+            if self.coordinator.stdout is not None:
+                self.coordinator.stdout.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _drop_client(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _needs_token(self) -> bool:
+        return not is_loopback(self.host)
+
+    def _token_file(self) -> Path:
+        return self.folder / "job.token"
+
+    def _config(self) -> str:
+        return msgspec.json.encode(self.config).decode()
+
+    @staticmethod
+    def _environment() -> dict[str, str]:
+        return {**os.environ, "PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "NONE"}
