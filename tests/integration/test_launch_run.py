@@ -43,7 +43,8 @@ class Launched:
             self.events.append(event)
             if event["event"] == kind and facts.items() <= event.items():
                 return event
-        raise AssertionError(f"no {kind} {facts} came; {self.events} {self.process.stderr.read()}")
+        code, errors = self.process.wait(), self.process.stderr.read()
+        raise AssertionError(f"no {kind} {facts} came; exit {code}; {self.events} {errors}")
 
     def had(self, kind: str, **facts):
         """The event like this that was read already, or else the next one."""
