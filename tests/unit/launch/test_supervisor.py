@@ -41,6 +41,7 @@ from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.stacks import is_waiting_for_peers, script_stack
 from tensorforge.launch.supervisor import (
     EXPLANATION_TIMEOUT,
+    NOBODY_JOINED_TIMEOUT,
     SHRINK_TIMEOUT,
     Supervisor,
 )
@@ -223,7 +224,7 @@ def test_a_worker_that_ends_early_for_no_reason_has_failed():
 def test_a_script_that_never_trains_ends_the_run():
     driver = Driver(workers=2)
     driver.tell(CoordinatorStarted("a", 1), WorkerExited("worker-0", 0))
-    assert driver.wait(EXPLANATION_TIMEOUT) == [Kill("worker-1")]
+    assert driver.wait(NOBODY_JOINED_TIMEOUT) == [Kill("worker-1")]
     driver.tell(WorkerExited("worker-1", 0))
     assert driver.outcome.code == 1
     assert "ended without training" in driver.outcome.reason
