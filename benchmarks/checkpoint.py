@@ -550,7 +550,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="0.25 GB, three repeats")
     parser.add_argument("--gigabytes", type=float, nargs="*", default=None)
     parser.add_argument("--repeats", type=int, default=None)
-    parser.add_argument("--folder", type=Path, default=None, help="where to write; default: the temporary folder")
+    parser.add_argument("--folder", type=Path, default=None, help="where to write")
     parser.add_argument("--reshard", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--dcp-async", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
