@@ -470,6 +470,50 @@ def test_increments_of_several_ranks_are_restored_by_another_number_of_ranks():
                 assert found == expected
 
 
+def test_a_save_in_the_background_lets_the_state_change_at_once(runs, manager):
+    state = make_state()
+    runs.save(state, epoch=0, step=0)
+    step_on(state, 1)
+    expected = state.copy()
+    pending = runs.async_save(state, epoch=0, step=1, metrics={"loss": 1.0})
+    step_on(state, 2)
+    record = pending.result(timeout=60)
+    assert pending.is_done
+    assert record == manager.get(pending.record.checkpoint_id)
+    assert (record.state, record.checkpoint_type.value) == (CheckpointState.COMPLETE, "incremental")
+    assert runs.restore(found := state.blank()).record == record
+    assert found == expected
+
+
+def test_saves_in_the_background_follow_one_another(runs, manager):
+    state = make_state()
+    for step in range(4):
+        step_on(state, step)
+        runs.async_save(state, epoch=0, step=step)
+    runs.wait()
+    assert [r.state for r in manager.list_for_run("a run/1")] == [CheckpointState.COMPLETE] * 4
+    runs.restore(found := state.blank())
+    assert found == state
+
+
+def test_a_failure_in_the_background_is_raised_by_the_next_call(runs, manager, store, monkeypatch):
+    state = make_state()
+    runs.save(state, epoch=0, step=0)
+    step_on(state, 1)
+
+    def fail(*_args, **_kwargs):
+        raise CheckpointError("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "open_writer", fail)
+        runs.async_save(state, epoch=0, step=1)
+        with pytest.raises(CheckpointError, match="the disk is full"):
+            runs.save(state, epoch=0, step=2)
+    assert len(manager.list_for_run("a run/1")) == 1
+    assert orphans(store) == []
+    runs.save(state, epoch=0, step=2)
+
+
 def test_an_emergency_builds_on_the_last_checkpoint(runs):
     state = make_state()
     runs.save(state, epoch=0, step=0)
@@ -479,3 +523,54 @@ def test_an_emergency_builds_on_the_last_checkpoint(runs):
     assert record.parent_id is not None
     assert runs.restore(found := state.blank()).record == record
     assert found == state
+
+
+TRAINING = textwrap.dedent(
+    """
+    import sys, time, torch
+    from tensorforge.catalog import CheckpointManager, EmergencySaves, IncrementPolicy, RunCheckpoints
+    from tensorforge.checkpoint import DistributedCheckpoint, SingleProcess
+    from tensorforge.storage.local import LocalStore
+
+    class State(dict):
+        def state_dict(self): return dict(self)
+
+    store = LocalStore(sys.argv[1] + "/blobs")
+    with CheckpointManager(database=sys.argv[1] + "/c.db") as manager:
+        runs = RunCheckpoints(
+            manager, DistributedCheckpoint(SingleProcess(), store), "run", increments=IncrementPolicy()
+        )
+        state = State(w=torch.zeros(50_000), frozen=torch.arange(50_000.0))
+        runs.save(state, epoch=0, step=0)
+        step = 0
+        with EmergencySaves(lambda: runs.emergency(state, epoch=0, step=step)) as emergency:
+            while True:
+                state["w"] += 1
+                step += 1
+                print(step, flush=True)
+                emergency.check()
+    """
+)
+
+
+def test_sigterm_leaves_an_emergency_checkpoint_of_the_last_step(tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", TRAINING, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    for line in process.stdout:
+        if int(line) == 5:
+            process.send_signal(signal.SIGTERM)
+            break
+    last = int((process.stdout.read().split() or ["5"])[-1])
+    process.stdout.close()
+    assert process.wait() == 143
+    store = LocalStore(tmp_path / "blobs")
+    with CheckpointManager(database=tmp_path / "c.db") as manager:
+        runs = RunCheckpoints(manager, DistributedCheckpoint(SingleProcess(), store), "run")
+        found = State(w=torch.ones(50_000), frozen=torch.zeros(50_000))
+        record = runs.restore(found).record
+        assert (record.checkpoint_type, record.step) == (CheckpointType.EMERGENCY, last)
+        assert record.parent_id is not None
+        assert torch.equal(found.tensors["w"], torch.full((50_000,), float(last)))
+        assert torch.equal(found.tensors["frozen"], torch.arange(50_000.0))
+    store.close()

@@ -20,6 +20,7 @@ from tensorforge.catalog.chains import (
     restoration_chain,
     validate_checkpoint,
 )
+from tensorforge.catalog.emergency import EmergencySaves
 from tensorforge.catalog.manager import CheckpointManager, RestorePlan, RunSummary
 from tensorforge.catalog.records import (
     CHECKPOINT_LIFECYCLE,
@@ -48,12 +49,14 @@ from tensorforge.catalog.schedule import (
 if TYPE_CHECKING:
     from tensorforge.catalog.compaction import compact
     from tensorforge.catalog.increments import IncrementPolicy
+    from tensorforge.catalog.pending import PendingSave
     from tensorforge.catalog.runs import Restored, RunCheckpoints
     from tensorforge.catalog.shelving import remover
     from tensorforge.catalog.upkeep import RebuildReport, SweepReport, rebuild, sweep, verify
 
 _LAZY = {
     "IncrementPolicy": "increments",
+    "PendingSave": "pending",
     "RebuildReport": "upkeep",
     "Restored": "runs",
     "RunCheckpoints": "runs",
@@ -73,8 +76,10 @@ __all__ = [
     "CheckpointState",
     "CheckpointType",
     "CreateCheckpointRequest",
+    "EmergencySaves",
     "GcPolicy",
     "IncrementPolicy",
+    "PendingSave",
     "RebuildReport",
     "RestoreCriteria",
     "RestorePlan",

@@ -6,11 +6,12 @@ Whatever ends in between is found by `sweep` at the next start.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -19,6 +20,7 @@ from tensorforge.catalog import upkeep
 from tensorforge.catalog.compaction import compact
 from tensorforge.catalog.increments import ChangedChunks, ContentMemory, IncrementPolicy
 from tensorforge.catalog.manager import CheckpointManager
+from tensorforge.catalog.pending import PendingSave
 from tensorforge.catalog.records import (
     CheckpointRecord,
     CheckpointState,
@@ -97,14 +99,17 @@ class RunCheckpoints:
         self._increments = increments
         self._memory = ContentMemory(increments.base_memory if increments else 0)
         self._compaction: threading.Thread | None = None
+        self._pending: PendingSave | None = None
         self._is_first = self._coordinator.rank == 0
         if self._is_first and manager is None:
             raise ConflictError("rank 0 needs a catalog")
         self._manager = manager
+        self._is_swept = False
         self.last_increment: ChangedChunks | None = None
 
     def sweep(self) -> upkeep.SweepReport:
-        """Settle what an earlier process of this run left unfinished; call it once at the start."""
+        """Settle what an earlier process of this run left unfinished; the first save or restore does it too."""
+        self._is_swept = True
         if not self._is_first:
             return upkeep.SweepReport()
         return upkeep.sweep(self._catalog, self._store, training_run_id=self.training_run_id)
@@ -126,20 +131,67 @@ class RunCheckpoints:
         Without a type it is incremental where that is turned on and the chain has room, and full otherwise.
         If it raises `CheckpointError`, neither files nor a live record are left.
         """
-        self.wait()
+        with self._saving(epoch, step, metrics, checkpoint_type, options) as (record, chosen):
+            started = time.perf_counter()
+            self._checkpoint.save(model, optimizer, chosen, progress=progress)
+            seconds = time.perf_counter() - started
+        return self._end(record, seconds)
+
+    def async_save(
+        self,
+        model: Stateful,
+        optimizer: Stateful | None = None,
+        *,
+        epoch: int,
+        step: int,
+        metrics: Mapping[str, float] | None = None,
+        checkpoint_type: CheckpointType | None = None,
+        options: SaveOptions | None = None,
+        progress: Progress | None = None,
+    ) -> PendingSave:
+        """Copy the state and return; it is saved, verified and recorded in the background.
+
+        When this returns, the state may change. A failure is raised by the result, or else by the next call.
+        """
+        with self._saving(epoch, step, metrics, checkpoint_type, options) as (record, chosen):
+            started = time.perf_counter()
+            handle = self._checkpoint.async_save(model, optimizer, chosen, progress=progress)
+            stalled = time.perf_counter() - started
+
+        def finish() -> CheckpointRecord:
+            try:
+                handle.result()
+            except BaseException as error:
+                self._give_up(record, error)
+                raise
+            return self._end(record, stalled)
+
+        self._pending = PendingSave(record, finish)
+        return self._pending
+
+    @contextlib.contextmanager
+    def _saving(
+        self,
+        epoch: int,
+        step: int,
+        metrics: Mapping[str, float] | None,
+        kind: CheckpointType | None,
+        options: SaveOptions | None,
+    ) -> Iterator[tuple[CheckpointRecord, SaveOptions]]:
+        """A record, and the options to save it by; if the block raises, the record goes."""
+        self._prepare()
         request = CreateCheckpointRequest(
             training_run_id=self.training_run_id, epoch=epoch, step=step, metrics=metrics or {}
         )
-        decision = self._agree(lambda: self._begin(request, checkpoint_type))
+        decision = self._agree(lambda: self._begin(request, kind))
         record = _required(decision)
-        started = time.perf_counter()
         try:
-            chosen = self._save_options(record, decision.parent, options or SaveOptions())
-            self._checkpoint.save(model, optimizer, chosen, progress=progress)
+            yield record, self._save_options(record, decision.parent, options or SaveOptions())
         except BaseException as error:
             self._give_up(record, error)
             raise
-        seconds = time.perf_counter() - started
+
+    def _end(self, record: CheckpointRecord, seconds: float) -> CheckpointRecord:
         done = _required(self._agree(lambda: _Decision(self._finish(record, seconds))))
         self._compact_if_due(done)
         return done
@@ -176,7 +228,7 @@ class RunCheckpoints:
         One that turns out to be damaged is marked as corrupted, and the next best is taken.
         `NotFoundError` if none is left.
         """
-        self.wait()
+        self._prepare()
         wanted = criteria or RestoreCriteria(training_run_id=self.training_run_id)
         damaged: list[str] = []
         while True:
@@ -201,7 +253,13 @@ class RunCheckpoints:
         return compact(self._catalog, self._store, checkpoint_id)
 
     def wait(self) -> None:
-        """Wait for a compaction in the background. One that failed has changed nothing and is logged."""
+        """Wait for what goes on in the background, and raise the error of a save unless somebody has seen it.
+
+        A compaction that failed has changed nothing and is logged.
+        """
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.settle()
         thread, self._compaction = self._compaction, None
         if thread is not None:
             thread.join()
@@ -220,6 +278,11 @@ class RunCheckpoints:
         trace: TracebackType | None,
     ) -> None:
         self.close()
+
+    def _prepare(self) -> None:
+        self.wait()
+        if not self._is_swept:
+            self.sweep()
 
     @property
     def _catalog(self) -> CheckpointManager:
