@@ -27,7 +27,9 @@ arguments = options.parse_args()
 NAME = os.environ["TENSORFORGE_WORKER_ID"]
 CHOSEN = arguments.only in ("", NAME)
 asked_to_leave = threading.Event()
+asked_to_stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: asked_to_leave.set())
+signal.signal(signal.SIGUSR2, lambda *_: asked_to_stop.set())
 
 
 def misbehave(step):
@@ -82,7 +84,7 @@ class Toy:
         if not self.form():
             return
         told = False
-        while self.step + 1 < arguments.steps:
+        while self.step + 1 < arguments.steps and not asked_to_stop.is_set():
             misbehave(self.step + 1)
             time.sleep(arguments.seconds)
             if asked_to_leave.is_set() and not told:
@@ -106,14 +108,16 @@ class Toy:
                 learning_rate=0.1,
                 metrics={"loss": loss},
             )
+        outcome = "complete" if self.step + 1 == arguments.steps else "stopped"
         self.log.write(
             "final",
-            outcome="complete",
+            outcome=outcome,
             committed_step=self.step,
             digest="d1",
             proof=f"{arguments.steps} steps of 8 samples",
         )
-        self.worker.finish("all steps are done")
+        print(f"{NAME}: {outcome}", flush=True)
+        self.worker.finish(outcome)
         self.worker.flush()
 
 

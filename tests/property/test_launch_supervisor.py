@@ -31,6 +31,7 @@ from tensorforge.launch.instructions import (
     Retire,
     StartCoordinator,
     StartWorker,
+    StopTraining,
 )
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.supervisor import SHRINK_TIMEOUT, Phase, Supervisor
@@ -79,7 +80,7 @@ class Launched(RuleBasedStateMachine):
             assert order.worker not in self.names, "a name was used twice"
             self.names.add(order.worker)
             self.running.add(order.worker)
-        elif isinstance(order, Retire | Kill | DumpStacks):
+        elif isinstance(order, Retire | StopTraining | Kill | DumpStacks):
             assert order.worker in self.running
             if isinstance(order, Retire):
                 self.leaving.add(order.worker)

@@ -18,9 +18,13 @@
     fetch.py          the side that takes
     buffers.py        memory for chunks on their way
     transfer.py       the execution of a plan
+    loader.py         batches in the order of the ledger, loaded ahead
 
-Nothing here imports torch; numpy is imported by the call that needs it.
+Only `loader` needs torch, and is imported when it is asked for; numpy is imported by the call that needs it.
 """
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from tensorforge.data.buffers import BufferPool, HostBuffers
 from tensorforge.data.history import HistoryProof, HistoryWriter, prove_history
@@ -37,6 +41,11 @@ from tensorforge.data.store import DatasetInfo, ShardStore
 from tensorforge.data.transfer import DataTransferManager, TransferJob, TransferReport
 from tensorforge.data.validation import PlanProblem, PlanProblemKind, PlanValidation
 
+if TYPE_CHECKING:
+    from tensorforge.data.loader import LoaderOptions, ShardBatch, ShardLoader, StepLoader
+
+_NEEDS_TORCH = {"LoaderOptions", "ShardBatch", "ShardLoader", "StepLoader"}
+
 __all__ = [
     "BufferPool",
     "DataRedistributionPlan",
@@ -51,6 +60,7 @@ __all__ = [
     "IntervalSet",
     "Ledger",
     "LedgerProof",
+    "LoaderOptions",
     "Order",
     "Origin",
     "PackedDataset",
@@ -58,10 +68,13 @@ __all__ = [
     "PlanProblemKind",
     "PlanValidation",
     "SampleSchema",
+    "ShardBatch",
+    "ShardLoader",
     "ShardLocalOrder",
     "ShardServer",
     "ShardStore",
     "ShuffledOrder",
+    "StepLoader",
     "TransferJob",
     "TransferReport",
     "pack_array",
@@ -70,3 +83,9 @@ __all__ = [
     "prove_history",
     "token_windows",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _NEEDS_TORCH:
+        return getattr(importlib.import_module("tensorforge.data.loader"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -194,6 +194,10 @@ class ShardStore:
             self._segments = []
             self._maps = {}
 
+    def __reduce__(self) -> tuple[type[ShardStore], tuple[Path]]:
+        """Another process, such as a loader's worker, opens the same folder."""
+        return ShardStore, (self.folder,)
+
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError(f"the shard store {self.folder} was closed")

@@ -17,7 +17,6 @@ from pathlib import Path
 
 from tensorforge.cluster.config import ElasticTrainingConfig
 from tensorforge.elastic.access import ROLES
-from tensorforge.elastic.coordinator import ElasticCoordinator
 from tensorforge.elastic.token_files import load_or_issue
 from tensorforge.encoding import decode, encode
 from tensorforge.errors import TensorForgeError
@@ -53,6 +52,10 @@ class CoordinatorSettings:
 
 def serve(settings: CoordinatorSettings, reporter: Reporter) -> None:
     """Serve until SIGTERM."""
+    from tensorforge.elastic.coordinator import (
+        ElasticCoordinator,
+    )  # with a database: not for launchers
+
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stopped.set())

@@ -49,6 +49,13 @@ class Retire:
 
 
 @dataclass(frozen=True, slots=True)
+class StopTraining:
+    """Have the run stopped on all workers after the current step, with a checkpoint."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class Kill:
     """End a worker's process, and what it started, now."""
 
@@ -94,6 +101,7 @@ Instruction: TypeAlias = (
     | StartWorker
     | SetTarget
     | Retire
+    | StopTraining
     | Kill
     | DumpStacks
     | Say

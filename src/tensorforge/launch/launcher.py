@@ -19,7 +19,7 @@ from tensorforge.elastic.access import ROLES, is_loopback
 from tensorforge.elastic.token_files import load_or_issue
 from tensorforge.elastic.view import ClusterView
 from tensorforge.errors import NotFoundError
-from tensorforge.launch.bootstrap import STACKS_SIGNAL
+from tensorforge.launch.bootstrap import STACKS_SIGNAL, STOP_SIGNAL
 from tensorforge.launch.children import (
     ChildEvent,
     Children,
@@ -41,7 +41,6 @@ from tensorforge.launch.events import (
     Tick,
     WorkerExited,
     WorkerStarted,
-    WorkerWarm,
 )
 from tensorforge.launch.exits import UserFailure, describe_exit
 from tensorforge.launch.instructions import (
@@ -57,6 +56,7 @@ from tensorforge.launch.instructions import (
     StartCoordinator,
     StartWorker,
     StopCoordinator,
+    StopTraining,
 )
 from tensorforge.launch.link import CoordinatorLink
 from tensorforge.launch.observe import changes
@@ -123,6 +123,8 @@ class Launcher:
         self._logs: dict[str, Any] = {}
         self._step = -1
         self._logged_at = -math.inf
+        self._progress = Progress()
+        self._tail = RunLogTail(settings.run_dir / WORKERS_FOLDER)
 
     def run(self) -> Outcome:
         """Launch, supervise to the end, and return the outcome."""
@@ -134,18 +136,17 @@ class Launcher:
             stack.callback(self._close_logs)
             stack.enter_context(self._handling_signals())
             stack.callback(self._close_link)
-            tail = RunLogTail(folder / WORKERS_FOLDER)
-            stack.callback(tail.close)
+            stack.callback(self._tail.close)
             stack.callback(self._display.close)
-            tail.read()  # what an earlier launch left there is no news
-            self._loop(tail)
+            self._tail.read()  # what an earlier launch left there is no news
+            self._loop()
+            self._close_link()  # a coordinator that is watched takes its time to end
             self._end_coordinator()
         if self._outcome is None:
             raise RuntimeError("the launcher's loop ended without an outcome")
         return self._outcome
 
-    def _loop(self, tail: RunLogTail) -> None:
-        progress = Progress()
+    def _loop(self) -> None:
         self._happened(TargetChanged(self._settings.policy.workers))
         self._obey(self._supervisor.begin())
         while self._outcome is None:
@@ -153,16 +154,19 @@ class Launcher:
                 self._from_child(child_event)
             while self._signals:
                 self._happened(StopRequested(self._signals.popleft()))
-            for event in progress.events(tail.read()):
-                self._logged_at = self._clock()
-                if isinstance(event, StepCommitted):
-                    self._committed(event)
-                else:
-                    self._happened(event)
+            self._read_logs()
             self._look_at_the_cluster()
             self._settle_stacks()
             self._happened(Tick())
             self._display.refresh(self._view, self._clock())
+
+    def _read_logs(self) -> None:
+        for event in self._progress.events(self._tail.read()):
+            self._logged_at = self._clock()
+            if isinstance(event, StepCommitted):
+                self._committed(event)
+            else:
+                self._happened(event)
 
     def _patience(self) -> float:
         deadline = self._supervisor.deadline()
@@ -194,8 +198,6 @@ class Launcher:
         kind = message.get("kind")
         if child == COORDINATOR and kind == "serving":
             self._coordinator_serves(str(message["address"]))
-        elif kind == "warm":
-            self._happened(WorkerWarm(child))
         elif kind == "failed":
             self._failures[child] = UserFailure(
                 kind=str(message.get("exception", "an exception")),
@@ -223,6 +225,7 @@ class Launcher:
         if code != 0 and self._link is not None:
             reason, pid = f"its process {describe_exit(code)}", record.pid
             self._link.wish(lambda client: client.report_exit(child, reason, pid))
+        self._read_logs()
         self._look_at_the_cluster()
         self._happened(WorkerExited(child, code, self._failures.pop(child, None)))
 
@@ -266,6 +269,8 @@ class Launcher:
             case Retire(worker):
                 self._children.signal(worker, signal.SIGTERM)
                 self._children.signal(worker, signal.SIGCONT)  # a frozen one could not hear it
+            case StopTraining(worker):
+                self._children.signal(worker, STOP_SIGNAL)
             case Kill(worker):
                 self._children.kill(worker)
             case DumpStacks(worker):
@@ -347,6 +352,7 @@ class Launcher:
     def _close_link(self) -> None:
         if self._link is not None:
             self._link.close()
+            self._link = None
 
     def _close_logs(self) -> None:
         for log in self._logs.values():

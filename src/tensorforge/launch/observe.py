@@ -78,12 +78,13 @@ def _arrivals(old: ClusterView | None, new: ClusterView) -> Iterator[Event]:
     before = _everybody(old)
     for name, worker in _everybody(new).items():
         known = before.get(name)
-        if known is None or known.incarnation != worker.incarnation:
+        is_new = known is None or known.incarnation != worker.incarnation
+        if is_new and worker.is_connected:
             yield WorkerJoined(name)
 
 
 def _formations(old: ClusterView | None, new: ClusterView) -> Iterator[Event]:
-    if new.formed_generation == 0:
+    if new.formed_generation == 0 or _is_history(old, new):
         return
     record = _record_of(new, new.formed_generation)
     known = None if old is None else _record_of(old, new.formed_generation)
@@ -91,8 +92,13 @@ def _formations(old: ClusterView | None, new: ClusterView) -> Iterator[Event]:
     if not is_new and (record is None or _phases(record) == _phases(known)):
         return
     members = tuple(worker.id for worker in new.workers if worker.rank >= 0)
-    reason = "" if record is None else record.reason
-    yield GenerationFormed(new.formed_generation, members, reason, _phases(record))
+    reason, size = ("", None) if record is None else (record.reason, record.new_size)
+    yield GenerationFormed(new.formed_generation, members, reason, _phases(record), size)
+
+
+def _is_history(old: ClusterView | None, new: ClusterView) -> bool:
+    """What a journal tells of an earlier launch, before anybody has come."""
+    return old is None and not any(worker.is_connected for worker in new.workers)
 
 
 def _record_of(view: ClusterView, generation: int) -> RescaleRecord | None:
@@ -107,7 +113,9 @@ def _phases(record: RescaleRecord | None) -> dict[str, float]:
 
 
 def _progress(old: ClusterView | None, new: ClusterView) -> Iterator[Event]:
-    if new.state.step < 0 or (old is not None and old.state.step >= new.state.step):
+    if new.state.step < 0 or _is_history(old, new):
+        return
+    if old is not None and old.state.step >= new.state.step:
         return
     losses = [worker.metrics["loss"] for worker in new.workers if "loss" in worker.metrics]
     yield StepCommitted(

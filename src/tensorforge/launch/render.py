@@ -111,8 +111,9 @@ def _checkpoint(view: RunView, width: int) -> RenderableType:
     checkpoint = view.checkpoint
     if checkpoint is None:
         return Text("")
-    if checkpoint.complete:
-        return Text(f"checkpoint of step {checkpoint.step}: complete")
+    if checkpoint.complete or checkpoint.share is None:
+        state = "complete" if checkpoint.complete else "being written"
+        return Text(f"checkpoint of step {checkpoint.step}: {state}")
     label = Text(f"checkpoint of step {checkpoint.step} ")
     bar = ProgressBar(total=1.0, completed=checkpoint.share, width=max(10, width - len(label) - 2))
     table = Table.grid()

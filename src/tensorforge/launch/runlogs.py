@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tensorforge.encoding import Json
-from tensorforge.launch.events import CheckpointProgress, Event, StepCommitted
+from tensorforge.launch.events import CheckpointProgress, Event, StepCommitted, WorkerConcluded
 
 LINE_LIMIT = 1 << 20
 
@@ -71,10 +71,9 @@ class Progress:
             if line["kind"] == "commit":
                 yield from self._commit(line)
             elif line["kind"] == "checkpoint":
-                share = _number(line.get("share")) or 0.0
-                step = line.get("step")
-                if isinstance(step, int):
-                    yield CheckpointProgress(step, complete=bool(line.get("complete")), share=share)
+                yield from _checkpoint(line)
+            elif line["kind"] == "final":
+                yield WorkerConcluded(str(line.get("worker")), str(line.get("outcome")))
 
     def _commit(self, line: Mapping[str, Json]) -> Iterator[Event]:
         step, samples = line.get("step"), line.get("samples")
@@ -91,6 +90,12 @@ class Progress:
             loss=_number(metrics.get("loss")) if isinstance(metrics, dict) else None,
             learning_rate=_number(line.get("learning_rate")),
         )
+
+
+def _checkpoint(line: Mapping[str, Json]) -> Iterator[Event]:
+    step, share = line.get("step"), _number(line.get("share"))
+    if isinstance(step, int):
+        yield CheckpointProgress(step, complete=bool(line.get("complete")), share=share)
 
 
 def _number(value: Json) -> float | None:

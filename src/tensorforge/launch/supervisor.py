@@ -12,7 +12,6 @@ do, and `deadline()` says when it wants to be woken with a `Tick` at the latest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -29,21 +28,21 @@ from tensorforge.launch.events import (
     TargetChanged,
     TrainingAborted,
     TrainingFinished,
+    WorkerConcluded,
     WorkerExited,
     WorkerJoined,
     WorkerLost,
     WorkerReleased,
 )
 from tensorforge.launch.exits import UserFailure, describe_exit
-from tensorforge.launch.hangs import DUMP_TIMEOUT, HangWatch
+from tensorforge.launch.hand import Hand
+from tensorforge.launch.hangs import HangWatch
 from tensorforge.launch.instructions import (
     DumpStacks,
     End,
     Instruction,
-    Kill,
     Level,
     Outcome,
-    Retire,
     Say,
     SetTarget,
     StartCoordinator,
@@ -69,18 +68,6 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-@dataclass(slots=True)
-class _Worker:
-    name: str
-    started_at: float
-    joined: bool = False
-    leaving: bool = False
-    doom: str | None = None
-    lost_at: float | None = None
-    lost_reason: str = ""
-    kill_at: float | None = None
-
-
 class Supervisor:
     """The decisions of one launched run. Not thread-safe: it belongs to the launcher's loop."""
 
@@ -90,7 +77,7 @@ class Supervisor:
         self._target = policy.workers
         self._budget = RestartBudget(policy.max_restarts, policy.restart_window)
         self._hangs = HangWatch(policy.hang_timeout)
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, Hand] = {}
         self._count = 0
         self._names: set[str] = set()
         self._guests: set[str] = set()
@@ -102,6 +89,8 @@ class Supervisor:
         self._released: set[str] = set()
         self._unexplained: dict[str, float] = {}
         self._ever_joined = False
+        self._is_finished = False
+        self._is_complete = False
         self._members: frozenset[str] = frozenset()
         self._shrink_at: float | None = None
         self._outcome: Outcome | None = None
@@ -156,12 +145,7 @@ class Supervisor:
         if self._shrink_at is not None and self._phase is Phase.RUNNING:
             yield self._shrink_at
         for worker in self._workers.values():
-            if worker.kill_at is not None:
-                yield worker.kill_at
-            elif worker.lost_at is not None:
-                yield worker.lost_at + self._policy.lost_timeout
-            elif not worker.joined and self._policy.hang_timeout is not None:
-                yield worker.started_at + self._policy.hang_timeout
+            yield from worker.deadlines()
         hang = self._hangs.deadline()
         if hang is not None and self._phase is Phase.RUNNING:
             yield hang
@@ -185,7 +169,7 @@ class Supervisor:
         worker = self._workers.get(event.worker)
         self._ever_joined = True
         if worker is not None:
-            worker.joined, worker.lost_at = True, None
+            worker.came_back()
         elif event.worker not in self._names and event.worker not in self._guests:
             self._guests.add(event.worker)
             self._say(f"{event.worker} joins from elsewhere", Level.INFO, event.worker)
@@ -195,8 +179,8 @@ class Supervisor:
     def _worker_lost(self, event: WorkerLost, now: float) -> None:
         worker = self._workers.get(event.worker)
         self._guest_went(event.worker)
-        if worker is not None and not worker.leaving and not worker.doom and not worker.lost_at:
-            worker.lost_at, worker.lost_reason = now, event.reason
+        if worker is not None:
+            worker.was_lost(event.reason, now)
 
     def _worker_released(self, event: WorkerReleased, now: float) -> None:
         worker = self._workers.get(event.worker)
@@ -204,7 +188,7 @@ class Supervisor:
             return
         self._guest_went(event.worker)
         if worker is not None and not worker.leaving:
-            self._retire(worker, now, tell=False)
+            self._out += worker.retire(now, tell=False)
         elif self._unexplained.pop(event.worker, None) is None:
             return
         self._released.add(event.worker)
@@ -212,6 +196,9 @@ class Supervisor:
             self._target = self._within_limits(self._target - 1)
             self._ask_for_all()
         self._say(f"{event.worker} leaves as asked; {self._target} workers wanted now", Level.INFO)
+
+    def _worker_concluded(self, event: WorkerConcluded, _now: float) -> None:
+        self._is_complete = self._is_complete or event.outcome == "complete"
 
     def _worker_exited(self, event: WorkerExited, now: float) -> None:
         worker = self._workers.pop(event.worker, None)
@@ -246,8 +233,7 @@ class Supervisor:
         self._members = frozenset(event.members)
         for name in event.members:
             if name in self._workers:
-                self._workers[name].joined = True
-                self._workers[name].lost_at = None
+                self._workers[name].came_back()
         self._hangs.moved(now, forward=False)
 
     def _target_changed(self, event: TargetChanged, now: float) -> None:
@@ -263,21 +249,20 @@ class Supervisor:
         if self._phase is Phase.RUNNING:
             self._phase, self._outcome = Phase.DRAINING, success
             for worker in self._workers.values():
-                worker.kill_at = now + self._policy.stop_timeout
-        elif self._outcome is None or self._outcome.code >= 128:
-            self._outcome = success
+                worker.await_end(now)
+        self._is_finished = True
         self._owed.clear()
         self._unexplained.clear()
 
     def _training_aborted(self, event: TrainingAborted, now: float) -> None:
         if self._phase is Phase.RUNNING:
-            self._stop(Outcome(1, event.reason, *self._suspect), now, graceful=True)
+            self._let_end(Outcome(1, event.reason, *self._suspect), now)
 
     def _stop_requested(self, event: StopRequested, now: float) -> None:
         if self._phase is Phase.STOPPING:
             self._say("stopping now", Level.WARNING)
             for worker in self._workers.values():
-                self._kill(worker)
+                self._out += worker.kill()
             return
         self._say(
             f"stopping: workers finish their step and leave, at most {self._policy.stop_timeout:g} s; "
@@ -290,8 +275,8 @@ class Supervisor:
     def _stacks_dumped(self, event: StacksDumped, _now: float) -> None:
         self._hangs.dumped(event.worker, event.text)
         worker = self._workers.get(event.worker)
-        if worker is not None and worker.doom is not None and worker.kill_at is not None:
-            self._kill(worker)
+        if worker is not None:
+            self._out += worker.dumped()
 
     _HANDLERS: ClassVar[Mapping[type, Callable[[Any, Any, float], None]]] = {
         CoordinatorStarted: _coordinator_started,
@@ -299,6 +284,7 @@ class Supervisor:
         WorkerJoined: _worker_joined,
         WorkerLost: _worker_lost,
         WorkerReleased: _worker_released,
+        WorkerConcluded: _worker_concluded,
         WorkerExited: _worker_exited,
         StepCommitted: _step_committed,
         GenerationFormed: _generation_formed,
@@ -311,10 +297,10 @@ class Supervisor:
 
     # What follows from it
 
-    def _failed(self, worker: _Worker, what: str, failure: UserFailure | None, now: float) -> None:
+    def _failed(self, worker: Hand, what: str, failure: UserFailure | None, now: float) -> None:
         told = f"{worker.name} {what if failure is None else 'raised ' + failure.summary}"
         if failure is not None and failure.kind == ECHO:
-            self._stop(Outcome(1, failure.message, *self._suspect), now)
+            self._let_end(Outcome(1, failure.message, *self._suspect), now)
             return
         if failure is not None and self._is_hopeless(failure):
             again = "" if failure.signature not in self._signatures else ", again"
@@ -359,7 +345,7 @@ class Supervisor:
         elif self._shrink_at is not None and now >= self._shrink_at:
             self._shrink_at = None
             for worker in self._live()[missing:]:
-                self._retire(worker, now)
+                self._out += worker.retire(now)
 
     def _guest_went(self, name: str) -> None:
         if name in self._guests:
@@ -382,45 +368,26 @@ class Supervisor:
         return len(self._live()) + len(self._unexplained) - wanted
 
     def _start(self, now: float) -> None:
-        worker = _Worker(f"worker-{self._count}", now)
+        worker = Hand(f"worker-{self._count}", self._policy, now)
         self._count += 1
         self._names.add(worker.name)
         self._workers[worker.name] = worker
         self._out.append(StartWorker(worker.name))
 
-    def _live(self) -> list[_Worker]:
+    def _live(self) -> list[Hand]:
         return [worker for worker in self._workers.values() if not worker.leaving]
 
     def _check_deadlines(self, now: float) -> None:
         if self._care.is_due(now):
             self._out.append(StartCoordinator())
         for worker in list(self._workers.values()):
-            self._check_worker(worker, now)
+            self._out += worker.check(now)
         for name, limit in list(self._unexplained.items()):
             if now >= limit:
                 del self._unexplained[name]
                 self._ended_unasked(name, now)
         if self._phase is Phase.RUNNING:
             self._check_progress(now)
-
-    def _check_worker(self, worker: _Worker, now: float) -> None:
-        if worker.kill_at is not None:
-            if now >= worker.kill_at:
-                if worker.doom is None:
-                    self._say(f"{worker.name} did not end in time and is killed", Level.WARNING)
-                self._kill(worker)
-        elif worker.lost_at is not None:
-            if now >= worker.lost_at + self._policy.lost_timeout:
-                self._doom(worker, f"was given up by the coordinator ({worker.lost_reason})")
-        elif self._is_overdue(worker, now):
-            worker.doom = f"did not join within {self._policy.hang_timeout:g} s"
-            worker.kill_at = now + DUMP_TIMEOUT
-            self._out.append(DumpStacks(worker.name))
-
-    def _is_overdue(self, worker: _Worker, now: float) -> bool:
-        timeout = self._policy.hang_timeout
-        expected = self._phase is Phase.RUNNING and not worker.joined
-        return expected and timeout is not None and now >= worker.started_at + timeout
 
     def _ended_unasked(self, name: str, now: float) -> None:
         if not self._ever_joined:
@@ -430,18 +397,12 @@ class Supervisor:
             )
             self._stop(Outcome(1, reason, name), now, graceful=False)
             return
-        ghost = _Worker(name, now)
+        ghost = Hand(name, self._policy, now)
         self._failed(ghost, "ended (code 0) before the training was complete", None, now)
 
     def _check_progress(self, now: float) -> None:
-        candidates = [
-            worker.name
-            for worker in self._live()
-            if worker.joined
-            and worker.name in self._members
-            and worker.lost_at is None
-            and not worker.doom
-        ]
+        live = self._workers.values()
+        candidates = [w.name for w in live if w.can_hang and w.name in self._members]
         for name in self._hangs.overdue(candidates, now):
             self._out.append(DumpStacks(name))
         verdict = self._hangs.verdict(now)
@@ -450,46 +411,35 @@ class Supervisor:
         silent = f"no progress for {self._policy.hang_timeout:g} s"
         for name in verdict.hung:
             if name in self._workers:
-                self._doom(self._workers[name], f"hangs: {silent}")
+                self._out += self._workers[name].fail(f"hangs: {silent}")
         if not verdict.hung and verdict.in_a_row == 1:
             self._say(f"{silent}: every worker waits for the others", Level.WARNING)
         elif not verdict.hung:
             reason = f"{silent}, twice in a row, and every worker waits for the others"
             self._stop(Outcome(1, reason), now)
 
-    def _doom(self, worker: _Worker, cause: str) -> None:
-        if worker.doom is None:
-            worker.doom = cause
-            self._say(f"{worker.name} {cause}; it is killed", Level.WARNING, worker.name)
-            self._kill(worker)
-
-    def _retire(self, worker: _Worker, now: float, *, tell: bool = True) -> None:
-        if not worker.leaving:
-            worker.leaving = True
-            worker.kill_at = now + self._policy.stop_timeout
-            if tell:
-                self._out.append(Retire(worker.name))
-
-    def _kill(self, worker: _Worker) -> None:
-        worker.kill_at = None
-        worker.lost_at = None
-        worker.joined = True  # nothing more is expected of it but its end
-        self._out.append(Kill(worker.name))
-
-    def _stop(self, outcome: Outcome, now: float, *, graceful: bool = True) -> None:
+    def _stop_starting(self, outcome: Outcome) -> None:
         self._phase, self._outcome = Phase.STOPPING, outcome
         self._owed.clear()
         self._unexplained.clear()
+
+    def _stop(self, outcome: Outcome, now: float, *, graceful: bool = True) -> None:
+        self._stop_starting(outcome)
         for worker in self._workers.values():
-            if graceful and worker.doom is None:
-                self._retire(worker, now)
-            else:
-                self._kill(worker)
+            self._out += worker.stop(now) if graceful else worker.kill()
+
+    def _let_end(self, outcome: Outcome, now: float) -> None:
+        """The run is over and the workers know; they end by themselves."""
+        self._stop_starting(outcome)
+        for worker in self._workers.values():
+            worker.await_end(now)
 
     def _end_if_empty(self) -> None:
         over = self._phase in (Phase.STOPPING, Phase.DRAINING) and not self._workers
         if over and self._outcome is not None:
             self._phase = Phase.ENDED
+            if self._outcome.code >= 128 and self._is_finished and self._is_complete:
+                self._outcome = Outcome(0, "training finished while it was being stopped")
             self._out += [StopCoordinator(), End(self._outcome)]
 
     def _say(self, text: str, level: Level, worker: str | None = None) -> None:

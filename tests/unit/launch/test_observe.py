@@ -123,12 +123,18 @@ def test_a_formation_is_told_and_told_again_when_its_first_step_is_timed():
     formed = view(worker("a", 0), formed=3, rescales=[rescale(3)])
     (event,) = between(old, formed)
     assert event == GenerationFormed(
-        3, ("a",), "because", {"detection": 1.0, "decision": 2.0, "barrier": 3.0, "forming": 4.0}
+        3, ("a",), "because", {"detection": 1.0, "decision": 2.0, "barrier": 3.0, "forming": 4.0}, 1
     )
     timed = view(worker("a", 0), formed=3, rescales=[rescale(3, first_commit=5.0)])
     (event,) = between(formed, timed)
     assert event.phases["first commit"] == 5.0
     assert between(timed, timed) == []
+
+
+def test_what_the_journal_tells_of_an_earlier_launch_is_no_news():
+    ghost = worker("far-1", 0)
+    ghost.is_connected = False
+    assert between(None, view(ghost, formed=3, step=9, rescales=[rescale(3)])) == []
 
 
 def test_progress_is_told_with_the_loss():

@@ -8,7 +8,7 @@ import pytest
 
 from tensorforge.elastic import ElasticTrainingConfig
 from tensorforge.errors import ConfigurationError, ConflictError, EncodingError, NotFoundError
-from tensorforge.launch.events import CheckpointProgress, StepCommitted
+from tensorforge.launch.events import CheckpointProgress, StepCommitted, WorkerConcluded
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.rundir import (
     ProcessRecord,
@@ -95,12 +95,14 @@ def test_a_step_that_several_workers_tell_counts_once():
         {"kind": "commit", "step": "x"},
         {"kind": "checkpoint", "step": 1, "complete": True},
         {"kind": "checkpoint"},
+        {"kind": "final", "worker": "a", "outcome": "complete"},
         {"kind": "other"},
     ]
     assert list(progress.events(lines)) == [
         StepCommitted(0, epoch=1, samples=8, loss=2.0, learning_rate=0.1),
         StepCommitted(1, epoch=1, samples=16, loss=None, learning_rate=0.1),
         CheckpointProgress(1, complete=True),
+        WorkerConcluded("a", "complete"),
     ]
 
 

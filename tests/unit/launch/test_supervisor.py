@@ -14,6 +14,7 @@ from tensorforge.launch.events import (
     Tick,
     TrainingAborted,
     TrainingFinished,
+    WorkerConcluded,
     WorkerExited,
     WorkerJoined,
     WorkerLost,
@@ -31,6 +32,7 @@ from tensorforge.launch.instructions import (
     StartCoordinator,
     StartWorker,
     StopCoordinator,
+    StopTraining,
 )
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.stacks import is_waiting_for_peers
@@ -124,7 +126,7 @@ def test_without_budget_the_run_goes_on_with_fewer():
 def test_without_budget_below_the_minimum_the_run_ends():
     driver = up(workers=2, min_workers=2, max_restarts=1)
     driver.tell(WorkerExited("worker-0", -9), WorkerJoined("worker-2"), StepCommitted(2))
-    assert driver.tell(WorkerExited("worker-1", -9)) == [Retire("worker-2")]
+    assert driver.tell(WorkerExited("worker-1", -9)) == [StopTraining("worker-2")]
     assert driver.tell(WorkerExited("worker-2", 0))[-1] == End(driver.outcome)
     assert driver.outcome.code == 1
     assert "restart budget is spent (1 in 3600 s)" in driver.outcome.reason
@@ -241,7 +243,8 @@ def test_exits_before_the_news_of_the_finish_are_explained_by_it():
 def test_who_lingers_after_the_finish_is_killed_and_the_run_is_still_a_success():
     driver = up(workers=1, stop_timeout=5.0)
     driver.tell(TrainingFinished())
-    assert driver.wait(5.0) == [Kill("worker-0")]
+    assert driver.wait(2.5) == [Retire("worker-0")]
+    assert driver.wait(2.5) == [Kill("worker-0")]
     driver.tell(WorkerExited("worker-0", -9))
     assert driver.outcome.code == 0
 
@@ -261,7 +264,7 @@ def test_an_exception_in_training_is_forgiven_once_and_ends_the_run_the_second_t
     driver.tell(WorkerJoined("worker-2"), StepCommitted(2))
     other = failure("OSError", "io.py:1 in read")
     assert driver.tell(WorkerExited("worker-2", 1, other)) == [StartWorker("worker-3")]
-    assert driver.tell(WorkerExited("worker-3", 1, failure())) == [Retire("worker-0")]
+    assert driver.tell(WorkerExited("worker-3", 1, failure())) == [StopTraining("worker-0")]
     driver.tell(WorkerExited("worker-0", 0))
     assert driver.outcome.code == 1
     assert driver.outcome.reason.endswith(", again")
@@ -283,7 +286,7 @@ def test_the_echo_of_an_end_is_no_failure_of_the_script():
     echo = UserFailure(
         kind="TrainingAbortedError", message="too few workers", where="x", traceback=""
     )
-    assert driver.tell(WorkerExited("worker-1", 1, echo)) == [Retire("worker-0")]
+    assert driver.tell(WorkerExited("worker-1", 1, echo)) == []
     driver.tell(WorkerExited("worker-0", 1, echo))
     assert driver.outcome.reason == "too few workers"
     assert driver.outcome.failure is None
@@ -292,7 +295,7 @@ def test_the_echo_of_an_end_is_no_failure_of_the_script():
 def test_the_first_interrupt_is_graceful_and_the_second_is_not():
     driver = up(workers=2, stop_timeout=30.0)
     asked = driver.tell(StopRequested(signal.SIGINT))
-    assert asked == [Retire("worker-0"), Retire("worker-1")]
+    assert asked == [StopTraining("worker-0"), StopTraining("worker-1")]
     assert driver.tell(WorkerExited("worker-0", 0)) == []
     assert driver.tell(StopRequested(signal.SIGINT)) == [Kill("worker-1")]
     assert driver.tell(WorkerExited("worker-1", -9)) == [StopCoordinator(), End(driver.outcome)]
@@ -302,21 +305,37 @@ def test_the_first_interrupt_is_graceful_and_the_second_is_not():
 def test_a_graceful_stop_is_bounded():
     driver = up(workers=1, stop_timeout=30.0)
     driver.tell(StopRequested(signal.SIGTERM))
-    assert driver.supervisor.deadline() == driver.clock() + 30.0
-    assert driver.wait(30.0) == [Kill("worker-0")]
+    assert driver.supervisor.deadline() == driver.clock() + 15.0
+    assert driver.wait(15.0) == [Retire("worker-0")]
+    assert driver.wait(15.0) == [Kill("worker-0")]
     driver.tell(WorkerExited("worker-0", -9))
     assert driver.outcome.code == 143
 
 
 def test_training_that_finishes_while_it_is_interrupted_has_finished():
     driver = up(workers=1)
-    driver.tell(StopRequested(signal.SIGINT), TrainingFinished(), WorkerExited("worker-0", 0))
+    driver.tell(StopRequested(signal.SIGINT), TrainingFinished())
+    driver.tell(WorkerConcluded("worker-0", "complete"), WorkerExited("worker-0", 0))
     assert driver.outcome.code == 0
 
 
-def test_what_the_coordinator_ended_is_over():
+def test_training_that_stopped_because_it_was_interrupted_has_not_finished():
     driver = up(workers=1)
-    assert driver.tell(TrainingAborted("too many failures")) == [Retire("worker-0")]
+    driver.tell(StopRequested(signal.SIGINT), TrainingFinished())
+    driver.tell(WorkerConcluded("worker-0", "stopped"), WorkerExited("worker-0", 0))
+    assert driver.outcome.code == 130
+
+
+def test_a_worker_that_has_not_joined_yet_is_simply_ended_by_a_stop():
+    driver = Driver(workers=1)
+    driver.tell(CoordinatorStarted("a", 1))
+    assert driver.tell(StopRequested(signal.SIGINT)) == [Retire("worker-0")]
+
+
+def test_what_the_coordinator_ended_is_over():
+    driver = up(workers=1, stop_timeout=30.0)
+    assert driver.tell(TrainingAborted("too many failures")) == []
+    assert driver.wait(15.0) == [Retire("worker-0")]
     driver.tell(WorkerExited("worker-0", 1))
     assert (driver.outcome.code, driver.outcome.reason) == (1, "too many failures")
 
@@ -396,7 +415,7 @@ def test_when_everyone_waits_there_is_a_warning_and_then_an_end():
     assert driver.tell(StacksDumped("worker-0", WAITING)) == []
     assert "every worker waits" in driver.said[-1]
     driver.wait(60.0)
-    assert driver.tell(StacksDumped("worker-0", WAITING)) == [Retire("worker-0")]
+    assert driver.tell(StacksDumped("worker-0", WAITING)) == [StopTraining("worker-0")]
     driver.tell(WorkerExited("worker-0", 0))
     assert driver.outcome.code == 1
 
