@@ -31,6 +31,8 @@ from tensorforge.registry.validation import ValidationPlan, load_callable, run_v
 from tensorforge.registry.weights import describe_weights
 from tensorforge.storage.opening import open_store
 
+pytestmark = pytest.mark.may_leak("files", "torch makes the folder of its compiler's cache once")
+
 LOADERS = """
 import torch
 
