@@ -56,7 +56,7 @@ class TensorArena:
         device: str | torch.device = "cpu",
         alignment: int = 512,
         pin_memory: bool = False,
-        small_block: int = 64 << 10,
+        small_block: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity <= 0:
@@ -268,9 +268,7 @@ class TensorArena:
         return ended
 
     def _slice(self, record: BlockRecord) -> torch.UntypedStorage:
-        block = self._table.get(record.block_id)
-        assert block is not None  # noqa: S101  a record lives as long as its block
-        return self._memory.slice(block.offset, record.nbytes)
+        return self._memory.slice(self._table.offset_of(record.block_id), record.nbytes)
 
     def _view_ended(self, record: BlockRecord) -> None:
         record.views -= 1
