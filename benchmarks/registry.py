@@ -1,8 +1,8 @@
 """The registry beside an MLflow server: the same requests, by the same client, over HTTP, in one run.
 
-Both servers keep their data in SQLite and hold 10,000 versions (filled by copying one registered row). The limit is a
-request to our server that does nothing but touch the database. MLflow is installed into a virtual
-environment of its own, in a temporary folder unless --mlflow-venv names one to keep.
+Both servers keep their data in SQLite and hold 10,000 versions (filled by copying one registered row). The
+limit is a request to our server that does nothing but touch the database. MLflow is installed into a
+virtual environment of its own, in a temporary folder unless --mlflow-venv names one to keep.
 
     python benchmarks/registry.py [--quick] [--mlflow-venv FOLDER] [--without-mlflow]
 """
@@ -85,10 +85,8 @@ def running(command: list[str], port: int, health: str, folder: Path) -> Iterato
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
-            try:
+            with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(timeout=30)
-            except subprocess.TimeoutExpired:
-                pass
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
