@@ -60,7 +60,8 @@ def hang():
 
 class Toy:
     def __init__(self):
-        self.worker = ElasticWorker(WorkerId(NAME, "127.0.0.1", 0))
+        token = os.environ.get("TENSORFORGE_TOKEN")
+        self.worker = ElasticWorker(WorkerId(NAME, "127.0.0.1", 0), token=token)
         self.log = RunLog.from_environment(NAME)
         self.step = -1
         self.generation = 0

@@ -41,6 +41,9 @@ class LaunchSettings:
     def __post_init__(self) -> None:
         if not self.as_module and not Path(self.script).is_file():
             raise NotFoundError(f"the script {self.script} does not exist")
+        if self.host in ("", "0.0.0.0", "::", "[::]"):  # noqa: S104  refused, not used
+            rule = "is no address; name the one under which other machines reach this one"
+            raise ConfigurationError("host", self.host, rule)
         same = (
             ("min_workers", self.config.min_workers, self.policy.min_workers),
             ("max_workers", self.config.max_workers, self.policy.max_workers),

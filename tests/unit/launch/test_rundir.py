@@ -109,6 +109,8 @@ def test_a_step_that_several_workers_tell_counts_once():
 def test_settings_are_checked_before_anything_starts(tmp_path):
     with pytest.raises(NotFoundError, match=r"the script nowhere\.py does not exist"):
         LaunchSettings(script="nowhere.py", run_dir=tmp_path)
+    with pytest.raises(ConfigurationError, match="is no address"):
+        LaunchSettings(script=__file__, run_dir=tmp_path, host="0.0.0.0")
     with pytest.raises(ConfigurationError, match="min_workers"):
         LaunchSettings(
             script=__file__,
