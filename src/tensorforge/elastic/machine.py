@@ -716,9 +716,11 @@ class Machine:
             )
         veterans = [r.committed_step for r in reports if not r.is_newcomer]
         steps = veterans or [r.committed_step for r in reports]
+        distinct, runs = messages.distinct_runs(reports)
         return messages.FormationNotice(
             generation=self.generation,
-            reports=tuple(reports),
+            distinct=distinct,
+            runs=runs,
             target_step=max(steps),
             state=self.progress,
         )
