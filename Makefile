@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "TensorForge needs Python 3.11 or newer; PYTHON=... selects one")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "Installing TensorForge and its tools into $(VENV) (a few minutes the first time)"
-	@$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
+	@$(BIN)/pip install -qq --disable-pip-version-check -c constraints.txt -e '.[test,dev]'
 	@touch $@
 
 demo: $(STAMP)   ## run the main job

@@ -17,6 +17,8 @@
     ├── UnavailableError               a peer or a service cannot be reached now (retryable)
     │   └── DeadlineExceededError      it did not answer in time (retryable)
     ├── IntegrityError                 bytes are not the ones that were written
+    ├── TransferError                  shards of a plan did not arrive: which, and why
+    ├── TransferCancelledError         somebody stopped the transfers
     ├── CheckpointError                a checkpoint could not be saved, loaded or trusted
     └── TrainingAbortedError           the run ended itself, and says why
 
@@ -26,7 +28,7 @@ A message says what happened, to what, what was expected and what to do. `retrya
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, ClassVar
 
@@ -124,6 +126,18 @@ class DeadlineExceededError(UnavailableError, TimeoutError):
 
 class IntegrityError(TensorForgeError):
     """Bytes differ from the ones that were written: a checksum does not match."""
+
+
+class TransferError(TensorForgeError):
+    """Shards of a plan did not arrive; `failures` has the reason for each. What arrived is kept."""
+
+    def __init__(self, message: str, failures: Mapping[str, Exception]) -> None:
+        super().__init__(message)
+        self.failures = dict(failures)
+
+
+class TransferCancelledError(TensorForgeError):
+    """Somebody stopped the transfers; what had arrived is kept for the next attempt."""
 
 
 class CheckpointErrorType(Enum):

@@ -21,7 +21,7 @@ from tensorforge.catalog import (
     selection_score,
     young_daly_interval,
 )
-from tensorforge.catalog.chains import is_restorable
+from tensorforge.catalog.chains import is_restorable, restorable_ids
 from tensorforge.catalog.restore import rank_candidates
 from tensorforge.errors import CheckpointError
 
@@ -98,6 +98,12 @@ def test_a_tangled_chain_is_an_error_and_never_a_loop(records):
             assert 1 <= chain_length(records, record.checkpoint_id) <= len(records)
         except CheckpointError as error:
             assert "broken" in str(error)
+
+
+@given(runs())
+def test_what_can_be_restored_is_the_same_asked_one_by_one_or_all_at_once(records):
+    known = {record.checkpoint_id: record for record in records}
+    assert restorable_ids(known) == {name for name in known if is_restorable(known, name)}
 
 
 @given(runs(), POLICIES)

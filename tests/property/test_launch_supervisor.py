@@ -28,13 +28,13 @@ from tensorforge.launch.instructions import (
     DumpStacks,
     End,
     Kill,
-    Promote,
     Retire,
     StartCoordinator,
     StartWorker,
+    StopTraining,
 )
 from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.supervisor import Phase, Supervisor
+from tensorforge.launch.supervisor import SHRINK_TIMEOUT, Phase, Supervisor
 
 SOAK = bool(os.environ.get("TENSORFORGE_SOAK"))
 
@@ -58,15 +58,16 @@ class Launched(RuleBasedStateMachine):
             hang_timeout=20.0,
         )
         self.supervisor = Supervisor(self.policy)
-        self.running: dict[str, bool] = {}  # name → standby
+        self.running: set[str] = set()
         self.leaving: set[str] = set()
         self.names: set[str] = set()
         self.failures = 0
         self.asked_for = workers + standbys
         self.ended = None
+        self.shrunk_at = None
         self.coordinator = True
         self.step = 0
-        assert self.supervisor.begin(0.0) == [StartCoordinator()]
+        assert self.supervisor.begin() == [StartCoordinator()]
         self.tell(CoordinatorStarted("a", 1))
 
     def tell(self, event):
@@ -78,11 +79,8 @@ class Launched(RuleBasedStateMachine):
         if isinstance(order, StartWorker):
             assert order.worker not in self.names, "a name was used twice"
             self.names.add(order.worker)
-            self.running[order.worker] = order.standby
-        elif isinstance(order, Promote):
-            assert self.running[order.worker]
-            self.running[order.worker] = False
-        elif isinstance(order, Retire | Kill | DumpStacks):
+            self.running.add(order.worker)
+        elif isinstance(order, Retire | StopTraining | Kill | DumpStacks):
             assert order.worker in self.running
             if isinstance(order, Retire):
                 self.leaving.add(order.worker)
@@ -106,7 +104,7 @@ class Launched(RuleBasedStateMachine):
         told = UserFailure(kind="E", message="m", where=str(code), traceback="")
         if self.supervisor.phase is Phase.RUNNING and name not in self.leaving:
             self.failures += 1
-        del self.running[name]
+        self.running.discard(name)
         self.tell(WorkerExited(name, code, told if raised and code > 0 else None))
 
     @has_workers
@@ -131,6 +129,8 @@ class Launched(RuleBasedStateMachine):
     def someone_scales(self, workers):
         before = self.supervisor.target
         self.tell(TargetChanged(workers))
+        if self.supervisor.target < before:
+            self.shrunk_at = self.now
         if self.supervisor.target != before:  # a new wish also renews what was given up before
             self.asked_for += max(0, self.supervisor.target - before) + self.failures
 
@@ -164,6 +164,13 @@ class Launched(RuleBasedStateMachine):
             again = self.supervisor.deadline()
             assert again is None or again > self.now, "a deadline that passed is not acted upon"
 
+    @precondition(lambda self: self.shrunk_at is not None)
+    @rule()
+    def surplus_workers_have_had_their_time(self):
+        self.now = max(self.now, self.shrunk_at + SHRINK_TIMEOUT)
+        self.tell(Tick())
+        self.shrunk_at = None
+
     @rule(times=st.integers(1, 2))
     def someone_interrupts(self, times):
         for _ in range(times):
@@ -183,10 +190,8 @@ class Launched(RuleBasedStateMachine):
         if not hasattr(self, "supervisor"):
             return
         staying = [name for name in self.running if name not in self.leaving]
-        if self.supervisor.phase is Phase.RUNNING:
+        if self.supervisor.phase is Phase.RUNNING and self.shrunk_at is None:
             assert len(staying) <= self.supervisor.target + self.policy.standbys
-            taking_part = [name for name in staying if not self.running[name]]
-            assert len(taking_part) <= self.supervisor.target
         assert len(self.names) <= self.asked_for + min(self.failures, self.policy.max_restarts)
 
     def teardown(self):
@@ -196,7 +201,7 @@ class Launched(RuleBasedStateMachine):
             if self.ended is None:
                 self.tell(StopRequested(2))
         for name in list(self.running):
-            del self.running[name]
+            self.running.discard(name)
             self.tell(WorkerExited(name, -9))
         assert self.ended is not None, "everything is down, but the run does not end"
         assert self.ended.code in (0, 1, 130)

@@ -1,8 +1,17 @@
 """What checkpoints there are, what is kept, what to restore. Starts without torch.
 
-records, chains, retention, restore, schedule    pure: values in, decisions with reasons out
-manager, queries, schema, measurements           the same over a database
+    pure        records, chains, retention, restore, schedule: values in, decisions with reasons out
+    database    manager, queries, schema, measurements, identifiers
+    files       shelving (where they lie), upkeep (sweep, verify, rebuild), compaction, increments
+    training    runs: saves and restores that are recorded; emergencies
+
+What touches files is imported when it is asked for, and torch only by the training code that passes tensors in.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
 
 from tensorforge.catalog.chains import (
     chain_length,
@@ -11,6 +20,7 @@ from tensorforge.catalog.chains import (
     restoration_chain,
     validate_checkpoint,
 )
+from tensorforge.catalog.emergency import EmergencySaves
 from tensorforge.catalog.manager import CheckpointManager, RestorePlan, RunSummary
 from tensorforge.catalog.records import (
     CHECKPOINT_LIFECYCLE,
@@ -36,6 +46,28 @@ from tensorforge.catalog.schedule import (
     young_daly_interval,
 )
 
+if TYPE_CHECKING:
+    from tensorforge.catalog.compaction import compact
+    from tensorforge.catalog.increments import IncrementPolicy
+    from tensorforge.catalog.pending import PendingSave
+    from tensorforge.catalog.runs import Restored, RunCheckpoints
+    from tensorforge.catalog.shelving import remover
+    from tensorforge.catalog.upkeep import RebuildReport, SweepReport, rebuild, sweep, verify
+
+_LAZY = {
+    "IncrementPolicy": "increments",
+    "PendingSave": "pending",
+    "RebuildReport": "upkeep",
+    "Restored": "runs",
+    "RunCheckpoints": "runs",
+    "SweepReport": "upkeep",
+    "compact": "compaction",
+    "rebuild": "upkeep",
+    "remover": "shelving",
+    "sweep": "upkeep",
+    "verify": "upkeep",
+}
+
 __all__ = [
     "CHECKPOINT_LIFECYCLE",
     "CheckpointManager",
@@ -44,24 +76,42 @@ __all__ = [
     "CheckpointState",
     "CheckpointType",
     "CreateCheckpointRequest",
+    "EmergencySaves",
     "GcPolicy",
+    "IncrementPolicy",
+    "PendingSave",
+    "RebuildReport",
     "RestoreCriteria",
     "RestorePlan",
     "RestoreRates",
+    "Restored",
     "RetentionDecision",
+    "RunCheckpoints",
     "RunSummary",
     "ScheduleDecision",
+    "SweepReport",
     "TrainingProgress",
     "chain_length",
     "chain_size",
+    "compact",
     "decide_retention",
     "estimate_mtbf",
     "estimate_restore_time",
     "find_chain_root",
     "is_gc_eligible",
+    "rebuild",
+    "remover",
     "restoration_chain",
     "score_checkpoint",
     "selection_score",
+    "sweep",
     "validate_checkpoint",
+    "verify",
     "young_daly_interval",
 ]
+
+
+def __getattr__(name: str) -> object:
+    if name in _LAZY:
+        return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

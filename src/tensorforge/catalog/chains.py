@@ -63,7 +63,7 @@ def restoration_chain(checkpoints: Checkpoints, target_id: str) -> tuple[str, ..
     """
     path = lineage(checkpoints, target_id)
     for record in path:
-        if record.state is not CheckpointState.COMPLETE:
+        if not _is_complete(record):
             state = record.state.value
             raise _broken(target_id, f"{record.checkpoint_id!r} is {state}, not complete")
     return tuple(record.checkpoint_id for record in reversed(path))
@@ -81,6 +81,31 @@ def is_restorable(checkpoints: Checkpoints, checkpoint_id: str) -> bool:
     except CheckpointError:
         return False
     return True
+
+
+def restorable_ids(known: Mapping[str, CheckpointRecord]) -> set[str]:
+    """The ids of all that can be restored: what `is_restorable` says of each, in one pass."""
+    verdicts: dict[str, bool] = {}
+    for name in known:
+        path: list[str] = []
+        here: str | None = name
+        verdict = True
+        while here is not None:
+            if here in verdicts:
+                verdict = verdicts[here]
+                break
+            record = known.get(here)
+            run = known[name].training_run_id
+            if record is None or record.training_run_id != run or not _is_complete(record):
+                verdict = False
+                break
+            path.append(here)
+            verdicts[here] = False  # coming back here before the verdict is a cycle
+            here = record.parent_id
+        for each in path:
+            verdicts[each] = verdict
+        verdicts.setdefault(name, verdict)
+    return {name for name, verdict in verdicts.items() if verdict}
 
 
 def children_of(checkpoints: Checkpoints) -> dict[str, list[CheckpointRecord]]:
@@ -116,6 +141,10 @@ def validate_checkpoint(checkpoint: CheckpointRecord, all_checkpoints: Checkpoin
             )
         if is_complete and parent.state is not CheckpointState.COMPLETE:
             raise _invalid(name, f"its parent {parent.checkpoint_id!r} is {parent.state.value}")
+
+
+def _is_complete(record: CheckpointRecord) -> bool:
+    return record.state is CheckpointState.COMPLETE
 
 
 def _broken(checkpoint_id: str, what: str) -> CheckpointError:

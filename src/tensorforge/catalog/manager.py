@@ -13,6 +13,7 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from tensorforge.catalog import queries
+from tensorforge.catalog.chains import chain_length
 from tensorforge.catalog.identifiers import TimeSortedIds
 from tensorforge.catalog.measurements import Measurements
 from tensorforge.catalog.records import (
@@ -49,6 +50,7 @@ from tensorforge.storage.database import IN_MEMORY, Database
 
 _LOG = logging.getLogger(__name__)
 _RUNS_PER_TRANSACTION = 32
+_IDS_PER_STATEMENT = 500
 _LIST_LIMIT = 5
 KEEP_DELETED_SECONDS = 30 * 86_400.0
 
@@ -121,11 +123,12 @@ class CheckpointManager:
         self.measurements = Measurements(self._database, clock)
 
     def create(
-        self, request: CreateCheckpointRequest, now: datetime | None = None
+        self, request: CreateCheckpointRequest, now: datetime | None = None, note: str = ""
     ) -> CheckpointRecord:
         """Announce a checkpoint: a new id, state `CREATING`.
 
-        An incremental one needs a parent that can be restored; see `CreateCheckpointRequest`.
+        `note` may say who is creating it. An incremental one needs a parent that can be restored; see
+        `CreateCheckpointRequest`.
         """
         moment = now or self._clock()
         record = CheckpointRecord(
@@ -137,6 +140,7 @@ class CheckpointManager:
             state=CheckpointState.CREATING,
             created_at=from_microseconds(to_microseconds(moment)),
             metrics=request.metrics,
+            note=note,
         )
         needs_parent = request.checkpoint_type is CheckpointType.INCREMENTAL
         with self._database.write() as connection:
@@ -178,7 +182,12 @@ class CheckpointManager:
                 "the size must not be negative and the path not empty"
             )
         verified = None if verified_at is None else to_microseconds(verified_at)
-        values = {"size_bytes": size_bytes, "storage_path": storage_path, "verified_at": verified}
+        values = {
+            "size_bytes": size_bytes,
+            "storage_path": storage_path,
+            "verified_at": verified,
+            "note": "",
+        }
         with self._database.write() as connection:
             return queries.move_unseen(
                 connection, checkpoint_id, CheckpointState.COMPLETE, **values
@@ -196,15 +205,24 @@ class CheckpointManager:
                 connection, record, verified_at=to_microseconds(now or self._clock())
             )
 
-    def replace_chain(self, checkpoint_id: str, size_bytes: int) -> CheckpointRecord:
-        """The checkpoint was rewritten so that it stands alone: it has no parent any more."""
+    def replace_chain(
+        self, checkpoint_id: str, size_bytes: int, commit: Callable[[], object] | None = None
+    ) -> CheckpointRecord:
+        """The checkpoint was rewritten so that it stands alone: it has no parent any more.
+
+        `commit` is called once nobody can build on the old one; `ConflictError` if somebody does already.
+        """
         with self._database.write() as connection:
-            queries.lock_run(
-                connection, queries.existing(connection, checkpoint_id).training_run_id
-            )
-            record = queries.existing(connection, checkpoint_id, lock=True)
+            record = self._owned(connection, checkpoint_id)
             if record.state is not CheckpointState.COMPLETE:
                 raise ConflictError(f"checkpoint {checkpoint_id!r} is {record.state.value} by now")
+            children = queries.descendants(connection, checkpoint_id)
+            if children:
+                raise ConflictError(
+                    f"checkpoint {checkpoint_id!r} is not the end of its chain: {_names(children)}"
+                )
+            if commit is not None:
+                commit()
             emergency = record.checkpoint_type is CheckpointType.EMERGENCY
             kind = CheckpointType.EMERGENCY if emergency else CheckpointType.FULL
             return queries.update(
@@ -221,10 +239,7 @@ class CheckpointManager:
         Returns all that are corrupted by this, the named one first.
         """
         with self._database.write() as connection:
-            queries.lock_run(
-                connection, queries.existing(connection, checkpoint_id).training_run_id
-            )
-            record = queries.existing(connection, checkpoint_id, lock=True)
+            record = self._owned(connection, checkpoint_id)
             marked = [queries.move(connection, record, CheckpointState.CORRUPTED, note=reason)]
             for child in queries.descendants(connection, checkpoint_id):
                 note = f"{checkpoint_id} below it is corrupted"
@@ -235,6 +250,16 @@ class CheckpointManager:
         """The record with this id, deleted ones included; `None` if there is none."""
         with self._database.read() as connection:
             return queries.find(connection, checkpoint_id)
+
+    def chain_length(self, checkpoint_id: str) -> int:
+        """How many checkpoints restoring this one reads; `CheckpointError` if its chain is broken."""
+        with self._database.read() as connection:
+            record = queries.existing(connection, checkpoint_id)
+            return chain_length(queries.chain(connection, record), checkpoint_id)
+
+    def now(self) -> datetime:
+        """The time by the catalog's clock."""
+        return self._clock()
 
     def list_for_run(self, training_run_id: str) -> tuple[CheckpointRecord, ...]:
         """The run's checkpoints that are not deleted, oldest first."""
@@ -313,10 +338,7 @@ class CheckpointManager:
         Returns the ids of all that were deleted.
         """
         with self._database.write() as connection:
-            queries.lock_run(
-                connection, queries.existing(connection, checkpoint_id).training_run_id
-            )
-            record = queries.existing(connection, checkpoint_id, lock=True)
+            record = self._owned(connection, checkpoint_id)
             children = queries.descendants(connection, checkpoint_id)
             if children and not cascade:
                 raise ConflictError(
@@ -389,6 +411,12 @@ class CheckpointManager:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _owned(self, connection: sa.Connection, checkpoint_id: str) -> CheckpointRecord:
+        """A record, with its whole run locked."""
+        run = queries.existing(connection, checkpoint_id).training_run_id
+        queries.lock_run(connection, run)
+        return queries.existing(connection, checkpoint_id, lock=True)
+
     def _bury(self, connection: sa.Connection, record: CheckpointRecord, reason: str) -> None:
         queries.move(
             connection,
@@ -402,19 +430,20 @@ class CheckpointManager:
     def _bury_all(
         self, connection: sa.Connection, doomed: Sequence[RetentionDecision], now: datetime
     ) -> None:
-        if not doomed:
-            return
         for decision in doomed:
             CHECKPOINT_LIFECYCLE.require(decision.record.state, CheckpointState.DELETED)
-        statement = CHECKPOINTS.update().where(CHECKPOINTS.c.checkpoint_id == sa.bindparam("name"))
+        names: dict[str, list[str]] = {}
+        for decision in doomed:
+            names.setdefault("; ".join(decision.reasons), []).append(decision.checkpoint_id)
         values = {
             "state": CheckpointState.DELETED.value,
             "deleted_at": to_microseconds(now),
             "files_pending": self._remove_files is not None,
-            "note": sa.bindparam("why"),
         }
-        rows = [{"name": d.checkpoint_id, "why": "; ".join(d.reasons)} for d in doomed]
-        connection.execute(statement.values(values), rows)
+        for reason, alike in names.items():
+            for start in range(0, len(alike), _IDS_PER_STATEMENT):
+                some = CHECKPOINTS.c.checkpoint_id.in_(alike[start : start + _IDS_PER_STATEMENT])
+                connection.execute(CHECKPOINTS.update().where(some).values(note=reason, **values))
 
     def _batches_of_runs(self, training_run_id: str | None) -> Iterator[list[str]]:
         if training_run_id is not None:

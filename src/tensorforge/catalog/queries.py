@@ -23,7 +23,8 @@ from tensorforge.errors import ConflictError, InvalidInputError, NotFoundError
 
 LIVE = (CheckpointState.CREATING, CheckpointState.COMPLETE, CheckpointState.CORRUPTED)
 USABLE = (CheckpointState.CREATING, CheckpointState.COMPLETE)
-_PAGE = 32
+_FIRST_PAGE = 2  # mostly the newest will do
+_PAGE = 64
 
 
 def lock_run(connection: sa.Connection, training_run_id: str) -> None:
@@ -98,9 +99,14 @@ def chain(connection: sa.Connection, record: CheckpointRecord) -> dict[str, Chec
     """The record and all of its ancestors that exist."""
     if record.is_self_contained:
         return {record.checkpoint_id: record}
+    rows = connection.execute(_CHAIN, {"start": record.checkpoint_id})
+    return {row.checkpoint_id: from_row(row) for row in rows}
+
+
+def _chain_query() -> sa.Select[Any]:
     table = CHECKPOINTS.c
     start = sa.select(table.checkpoint_id, table.parent_id).where(
-        table.checkpoint_id == record.checkpoint_id
+        table.checkpoint_id == sa.bindparam("start")
     )
     walk = start.cte("walk", recursive=True)
     # UNION, not UNION ALL: a cycle then ends by itself.
@@ -109,8 +115,10 @@ def chain(connection: sa.Connection, record: CheckpointRecord) -> dict[str, Chec
             table.checkpoint_id == walk.c.parent_id
         )
     )
-    query = sa.select(CHECKPOINTS).join(walk, table.checkpoint_id == walk.c.checkpoint_id)
-    return {row.checkpoint_id: from_row(row) for row in connection.execute(query)}
+    return sa.select(CHECKPOINTS).join(walk, table.checkpoint_id == walk.c.checkpoint_id)
+
+
+_CHAIN = _chain_query()
 
 
 def descendants(connection: sa.Connection, checkpoint_id: str) -> list[CheckpointRecord]:
@@ -233,8 +241,10 @@ def _candidates(connection: sa.Connection, criteria: RestoreCriteria) -> Iterato
 
 
 def _paged(connection: sa.Connection, query: sa.Select[Any]) -> Iterator[CheckpointRecord]:
-    for page in itertools.count():
-        rows = connection.execute(query.limit(_PAGE).offset(page * _PAGE)).all()
+    done, page = 0, _FIRST_PAGE
+    while True:
+        rows = connection.execute(query.limit(page).offset(done)).all()
         yield from map(from_row, rows)
-        if len(rows) < _PAGE:
+        if len(rows) < page:
             return
+        done, page = done + page, _PAGE

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tensorforge.catalog.chains import Checkpoints, by_id, chain_length, is_restorable, lineage
+from tensorforge.catalog.chains import Checkpoints, by_id, lineage, restorable_ids
 from tensorforge.catalog.records import CheckpointRecord, CheckpointState, RestoreCriteria
 from tensorforge.errors import InvalidInputError
 
@@ -97,8 +97,9 @@ def rank_candidates(
 ) -> tuple[RestoreCandidate, ...]:
     """All checkpoints of the run, best first, those that do not qualify last with the reason."""
     known = by_id(checkpoints)
+    intact = restorable_ids(known)
     found = [
-        _candidate(record, criteria, known)
+        _candidate(record, criteria, known, intact)
         for record in known.values()
         if record.training_run_id == criteria.training_run_id
     ]
@@ -107,19 +108,18 @@ def rank_candidates(
 
 
 def _candidate(
-    record: CheckpointRecord, criteria: RestoreCriteria, known: Checkpoints
+    record: CheckpointRecord, criteria: RestoreCriteria, known: Checkpoints, intact: set[str]
 ) -> RestoreCandidate:
     score = score_checkpoint(record, criteria)
     if score.refusal:
         return RestoreCandidate(record, score, ())
     complete = record.state is CheckpointState.COMPLETE
-    if complete and not is_restorable(known, record.checkpoint_id):
+    if complete and record.checkpoint_id not in intact:
         return RestoreCandidate(record, _refused(score, "its chain is broken"), ())
     if not complete:
         return RestoreCandidate(record, score, ())
-    links = chain_length(known, record.checkpoint_id)
     chain = tuple(reversed(lineage(known, record.checkpoint_id)))
-    return RestoreCandidate(record, score_checkpoint(record, criteria, links), chain)
+    return RestoreCandidate(record, score_checkpoint(record, criteria, len(chain)), chain)
 
 
 def _refused(score: SelectionScore, reason: str) -> SelectionScore:

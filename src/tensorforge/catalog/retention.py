@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from tensorforge.catalog.chains import by_id, is_restorable, lineage
+from tensorforge.catalog.chains import by_id, lineage, restorable_ids
 from tensorforge.catalog.records import CheckpointRecord, CheckpointState, GcPolicy, metric_of
 
 
@@ -59,11 +59,12 @@ def decide_retention(
     live = [record for record in records if record.state is not CheckpointState.DELETED]
     known = by_id(live)
     newest_first = sorted(live, key=lambda record: record.recency, reverse=True)
-    restorable = [record for record in newest_first if is_restorable(known, record.checkpoint_id)]
+    intact = restorable_ids(known)
+    restorable = [record for record in newest_first if record.checkpoint_id in intact]
     protected = _protections(restorable, policy)
     grounds = _all_grounds(newest_first, restorable, set(protected), policy, now)
     kept = {record.checkpoint_id for record in live if not grounds[record.checkpoint_id]}
-    needed = _needed_by(kept, known)
+    needed = _needed_by(kept, known, intact)
     return tuple(
         _decide(record, grounds[record.checkpoint_id], protected, needed) for record in newest_first
     )
@@ -161,20 +162,22 @@ def _grounds(
     grounds = []
     most = policy.max_checkpoints_per_run
     if most is not None and newer >= most:
-        grounds.append(f"{newer} newer ones exist, {most} are kept")
+        grounds.append(f"it is not among the newest {most}")
     if policy.max_age_seconds is not None and age > policy.max_age_seconds:
         limit = _readable(policy.max_age_seconds)
         grounds.append(f"it is {_readable(age)} old, the limit is {limit}")
     return tuple(grounds)
 
 
-def _needed_by(kept: set[str], known: Mapping[str, CheckpointRecord]) -> dict[str, str]:
+def _needed_by(
+    kept: set[str], known: Mapping[str, CheckpointRecord], intact: set[str]
+) -> dict[str, str]:
     """Ancestor → a kept checkpoint that builds on it, for the restorable among the kept."""
     needed: dict[str, str] = {}
     for name in sorted(kept):
         parent_id = known[name].parent_id
         # One that is being created on a broken chain will not be completed: it needs nothing.
-        if parent_id is None or parent_id not in known or not is_restorable(known, parent_id):
+        if parent_id is None or parent_id not in intact:
             continue
         for ancestor in lineage(known, parent_id):
             needed.setdefault(ancestor.checkpoint_id, name)

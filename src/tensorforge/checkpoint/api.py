@@ -44,16 +44,17 @@ class SaveHandle:
 
     def __init__(self, prefix: str, work: Callable[[], str]) -> None:
         self.prefix = prefix
-        self._work = work
         self._error: BaseException | None = None
         self._surfaced = False
         self._finished = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"save {prefix}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(work,), name=f"save {prefix}", daemon=True
+        )
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, work: Callable[[], str]) -> None:
         try:
-            self._work()
+            work()
         except BaseException as error:  # noqa: BLE001  raised by whoever asks
             self._error = error
         finally:
@@ -223,6 +224,7 @@ class DistributedCheckpoint:
         try:
             self._settle()
         finally:
+            self._area.close()
             self.storage.close()
 
     def __enter__(self) -> Self:

@@ -8,6 +8,7 @@ flipped bit goes unnoticed. Nothing in it is ever executed. `docs/checkpoint-for
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any
 
@@ -164,8 +165,14 @@ def merge_shards(
 
 
 def _move(chunk: ChunkMetadata, by: int) -> ChunkMetadata:
-    data = msgspec.structs.replace(chunk.data, file=chunk.data.file + by)
+    data = renumber(chunk.data, lambda file: file + by)
     return msgspec.structs.replace(chunk, data=data)
+
+
+def renumber(stored: StoredBytes, number: Callable[[int], int]) -> StoredBytes:
+    """The same bytes in a manifest that lists its files in another order, bases included."""
+    base = None if stored.base is None else renumber(stored.base, number)
+    return msgspec.structs.replace(stored, file=number(stored.file), base=base)
 
 
 def _join(name: str, parts: list[TensorMetadata]) -> TensorMetadata:

@@ -13,6 +13,7 @@ from tensorforge.errors import ConfigurationError
 from tensorforge.resilience import RetryPolicy
 
 if TYPE_CHECKING:
+    from tensorforge.checkpoint.increments import Increment
     from tensorforge.checkpoint.manifest import CheckpointManifest
     from tensorforge.checkpoint.validator import CompatibilityChecker, IntegrityChecker
 
@@ -38,7 +39,8 @@ class SaveOptions:
     """How to save. `timeout` is in seconds; `None` means the checkpoint's default.
 
     `checkpoint_prefix=None` makes a name from the time; a name that exists already is an error, because
-    checkpoints are never overwritten.
+    checkpoints are never overwritten. With an `increment`, chunks that an earlier checkpoint holds are
+    referred to instead of being written again.
     """
 
     checkpoint_prefix: str | None = None
@@ -48,6 +50,7 @@ class SaveOptions:
     include_rng_state: bool = True
     timeout: float | None = None
     custom_metadata: Mapping[str, Any] = field(default_factory=dict)
+    increment: Increment | None = None
 
     def __post_init__(self) -> None:
         _check_enum("format", self.format, CheckpointFormat)

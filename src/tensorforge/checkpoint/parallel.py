@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
@@ -93,15 +94,19 @@ class _Crew(Generic[Context]):
 
     def _work(self) -> None:
         try:
-            with self._workplace() as context:
-                for task in self._take():
-                    task(context)
+            self._do_tasks()
         except BaseException as error:  # noqa: BLE001  raised again by the thread that waits
+            _let_go_of_locals(error)
             self._fail(error)
         finally:
             with self._changed:
                 self._working -= 1
                 self._changed.notify_all()
+
+    def _do_tasks(self) -> None:
+        with self._workplace() as context:
+            for task in self._take():
+                task(context)
 
     def _take(self) -> Iterator[Callable[[Context], None]]:
         while True:
@@ -116,6 +121,14 @@ class _Crew(Generic[Context]):
             if self._error is None:
                 self._error = error
             self._changed.notify_all()
+
+
+def _let_go_of_locals(error: BaseException) -> None:
+    """An error that somebody keeps must not keep the buffer that its thread was working on."""
+    link: BaseException | None = error
+    while link is not None:
+        traceback.clear_frames(link.__traceback__)
+        link = link.__cause__ or link.__context__
 
 
 def run_parallel(

@@ -6,6 +6,7 @@ Everything else goes through a scratch buffer, where it is verified and decoded 
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -69,8 +70,9 @@ def read_tensors(
 
             yield task
 
+    workplace = functools.partial(block_buffer, guard)
     with torch.no_grad():
-        run_parallel(tasks(), block_buffer, workers=workers, guard=guard, what=_READING)
+        run_parallel(tasks(), workplace, workers=workers, guard=guard, what=_READING)
 
 
 class _Transfer:

@@ -25,7 +25,7 @@ from tensorforge.checkpoint.agreement import Failure, Round, SilentRankError, fa
 from tensorforge.checkpoint.assignment import Holding
 from tensorforge.checkpoint.boxes import Box
 from tensorforge.checkpoint.chunks import StoredChunks
-from tensorforge.checkpoint.codecs import Codec, encoder_for
+from tensorforge.checkpoint.codecs import encoder_for
 from tensorforge.checkpoint.coordinators import DistributedCoordinator
 from tensorforge.checkpoint.faults import FaultToleranceHandler
 from tensorforge.checkpoint.formats import CheckpointFormat, CompressionLevel
@@ -150,7 +150,8 @@ class Saver:
             options.format,
             prefix,
             [report.holdings for report in reports],
-            compressed=options.compression_level is not CompressionLevel.NONE,
+            compressed=options.compression_level is not CompressionLevel.NONE
+            or options.increment is not None,
         )
         shelf.sweep(self._store)
         intent = shelf.announce(self._store, prefix, len(reports), guard.timeout)
@@ -225,26 +226,28 @@ class Saver:
     def _write_all(self, ticket: Ticket, guard: Guard, progress: Progress | None) -> ShardData:
         images = [*ticket.images, *ticket.late]
         meter = Meter(sum(image.plan.size for image in images), progress)
-        return self._write_files(images, ticket.options.compression_level, guard, meter)
+        return self._write_files(images, ticket.options, guard, meter)
 
     def _write_files(
-        self, images: list[FileImage], level: CompressionLevel, guard: Guard, meter: Meter
+        self, images: list[FileImage], options: SaveOptions, guard: Guard, meter: Meter
     ) -> ShardData:
-        written = [self._write_one(image, encoder_for(level), guard, meter) for image in images]
-        shards = [ShardData(0, (file.entry,), file.tensors) for file in written]
+        written = [self._write_one(image, options, guard, meter) for image in images]
+        shards = [ShardData(0, file.files, file.tensors) for file in written]
         return ShardData(self._coordinator.rank, *merge_shards(shards))
 
     def _write_one(
         self,
         image: FileImage,
-        codec: Codec | None,
+        options: SaveOptions,
         guard: Guard,
         meter: Meter,
     ) -> WrittenFile:
+        codec = encoder_for(options.compression_level)
+
         def attempt() -> WrittenFile:
             # The prefix is claimed, so a file of that name can only be from an attempt of our own.
             self._store.delete(image.plan.key)
-            return write_file(self._store, image, codec, guard, meter)
+            return write_file(self._store, image, codec, guard, meter, options.increment)
 
         return self._faults.execute_with_retry(attempt)
 
@@ -253,7 +256,7 @@ class Saver:
 
         def leave() -> ShardData:
             images = [ticket.part] if ticket.part else []
-            return self._write_files(images, CompressionLevel.NONE, guard, Meter(0, None))
+            return self._write_files(images, SaveOptions(), guard, Meter(0, None))
 
         mine = self._reported(ticket, leave)
         parts: Parts = self._round(ShardData, Parts).agree(mine, Parts, guard)
@@ -296,7 +299,8 @@ class Saver:
         ticket: Ticket,
         tensors: dict[str, TensorMetadata],
     ) -> tuple[FileEntry, ...]:
-        if ticket.options.compression_level is not CompressionLevel.NONE:
+        options = ticket.options
+        if options.compression_level is not CompressionLevel.NONE or options.increment is not None:
             return ()  # other libraries cannot read frames, so there is nothing to point them to
         names = {plan.key: plan for rank in ticket.plans for plan in rank.files}
         weight_map = {
@@ -331,6 +335,7 @@ class Saver:
             tensors=tensors,
             state=ticket.state,
             custom_metadata=encode_metadata(options.custom_metadata),
+            parent=None if options.increment is None else options.increment.parent,
         )
 
     def _undo(self, ticket: Ticket, *, everybody_stopped: bool) -> None:

@@ -41,7 +41,7 @@ DELETING = ".deleting.json"
 
 _SLACK = timedelta(minutes=1)
 _OWN_FILE = re.compile(
-    r"((rank|model|optimizer)-\d{5,}-of-\d{5,}\.(safetensors|frames)|part-\d{5,}\.bin)"
+    r"((rank|model|optimizer|full)-\d{5,}-of-\d{5,}\.(safetensors|frames)|part-\d{5,}\.bin)"
 )
 
 

@@ -1,43 +1,37 @@
 """Reused memory: blocks for the threads that write, and room for whole files in the background.
 
-Fresh pages cost more than the copying itself, so both are kept. Addresses are aligned for direct writes.
+Fresh pages cost more than the copying itself, so both come from arenas that are kept. Addresses are aligned
+for direct writes. A save that finds no free block waits for one: that is the limit on what saves use.
 """
 
 from __future__ import annotations
 
 import contextlib
-import mmap
-import threading
 from collections.abc import Callable, Iterator
-
-import numpy as np
 
 from tensorforge.checkpoint.image import Bytes, FileImage
 from tensorforge.checkpoint.layout import ALIGNMENT
 from tensorforge.checkpoint.parallel import Guard, run_parallel
+from tensorforge.errors import CapacityError
+from tensorforge.memory.arena import TensorArena
+from tensorforge.memory.handle import ArenaBlock
 
 BLOCK_BYTES = 8 << 20
-_KEPT_BLOCKS = 8
+_BLOCKS = 16
 
-_lock = threading.Lock()
-_free: list[Bytes] = []
+_blocks = TensorArena(_BLOCKS * BLOCK_BYTES, alignment=ALIGNMENT)
 
 
 @contextlib.contextmanager
-def block_buffer() -> Iterator[Bytes]:
-    """An aligned buffer of `BLOCK_BYTES` for one thread."""
-    with _lock:
-        buffer = _free.pop() if _free else allocate(BLOCK_BYTES)
-    yield buffer
-    # Not returned after an error: a write that hangs may still be using it.
-    with _lock:
-        if len(_free) < _KEPT_BLOCKS:
-            _free.append(buffer)
+def block_buffer(guard: Guard) -> Iterator[Bytes]:
+    """An aligned buffer of `BLOCK_BYTES` for one thread; waits until there is one."""
+    with _blocks.acquire(BLOCK_BYTES, guard.remaining) as block:
+        yield _bytes(block)
 
 
-def allocate(size: int) -> Bytes:
-    """Aligned memory that lives as long as the array."""
-    return np.frombuffer(mmap.mmap(-1, max(size, ALIGNMENT)), np.uint8)
+def _bytes(block: ArenaBlock) -> Bytes:
+    content: Bytes = block.tensor().numpy()
+    return content
 
 
 def blocks(size: int) -> Iterator[tuple[int, int]]:
@@ -55,27 +49,50 @@ class StagingArea:
     """Memory that holds a rank's files between the copy and the write; kept from one save to the next."""
 
     def __init__(self) -> None:
-        self._memory: Bytes = allocate(0)
+        self._arena: TensorArena | None = None
+        self._held: list[ArenaBlock] = []
 
     def stage(self, images: list[FileImage], guard: Guard, workers: int) -> None:
         """Copy everything that will be written; when this returns, the originals may change."""
-        memory = self._room(sum(aligned(image.plan.size) for image in images))
-        tasks: list[Callable[[None], None]] = []
-        places, start = [], 0
-        for image in images:
-            place = memory[start : start + aligned(image.plan.size)]
-            start += len(place)
-            places.append(place)
-            tasks.extend(_filling(image, place))
+        places = self._make_room([max(aligned(image.plan.size), ALIGNMENT) for image in images])
+        tasks = [
+            task
+            for image, place in zip(images, places, strict=True)
+            for task in _filling(image, place)
+        ]
         run_parallel(tasks, contextlib.nullcontext, workers=workers, guard=guard, what="staging")
         for image, place in zip(images, places, strict=True):
             image.stage(place)
 
-    def _room(self, size: int) -> Bytes:
-        if len(self._memory) < size:
-            self._memory = allocate(0)  # let go of the old memory before asking for more
-            self._memory = allocate(size)
-        return self._memory
+    def _make_room(self, sizes: list[int]) -> list[Bytes]:
+        """Memory for files of these sizes; what the save before held is given back first."""
+        self._give_back()
+        try:
+            return self._allocate(sizes)
+        except CapacityError:
+            # Too small, or somebody still looks at the old files: start over with a larger one.
+            self.close()
+            self._arena = TensorArena(max(sum(sizes), ALIGNMENT), alignment=ALIGNMENT)
+            return self._allocate(sizes)
+
+    def _allocate(self, sizes: list[int]) -> list[Bytes]:
+        if self._arena is None:
+            raise CapacityError("no memory yet", requested=sum(sizes), available=0)
+        for size in sizes:
+            self._held.append(self._arena.allocate(size))
+        return [_bytes(block) for block in self._held]
+
+    def _give_back(self) -> None:
+        for block in self._held:
+            block.free()
+        self._held = []
+
+    def close(self) -> None:
+        """Let go of the memory."""
+        self._held = []
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
 
 
 def _filling(image: FileImage, place: Bytes) -> Iterator[Callable[[None], None]]:

@@ -105,11 +105,21 @@ class FilesAreComplete:
 
 
 class EveryByteIsIntact:
-    """Reads and decodes every chunk of every tensor and compares the checksums."""
+    """Reads and decodes every chunk of every tensor and compares the checksums.
 
-    def __init__(self, progress: Progress | None = None, workers: int = WORKERS) -> None:
+    With `only_own`, chunks in files of other checkpoints are left out.
+    """
+
+    def __init__(
+        self,
+        progress: Progress | None = None,
+        workers: int = WORKERS,
+        *,
+        only_own: bool = False,
+    ) -> None:
         self._progress = progress
         self._workers = workers
+        self._only_own = only_own
 
     def check(self, storage: BlobStore, manifest: CheckpointManifest) -> Iterator[Finding]:
         """A finding for each damaged chunk."""
@@ -119,6 +129,7 @@ class EveryByteIsIntact:
             (name, tensor, chunk)
             for name, tensor in manifest.tensors.items()
             for chunk in tensor.chunks
+            if not (self._only_own and manifest.files[chunk.data.file].owner)
         ]
         chunks.sort(key=lambda item: (item[2].data.file, item[2].data.start))
         meter = Meter(sum(chunk.data.length for _, _, chunk in chunks), self._progress)

@@ -7,20 +7,24 @@ buffer and writes it past the page cache; while it waits for the disk, the other
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from tensorforge.checkpoint.codecs import Codec
 from tensorforge.checkpoint.dtypes import ITEM_SIZES
 from tensorforge.checkpoint.image import Bytes, FileImage, PendingChunk
+from tensorforge.checkpoint.increments import Frame, Increment
 from tensorforge.checkpoint.manifest import (
-    RAW,
     ChunkMetadata,
     FileEntry,
     StoredBytes,
     TensorMetadata,
     checksum,
+    renumber,
 )
 from tensorforge.checkpoint.parallel import Guard, run_parallel
 from tensorforge.checkpoint.progress import Meter
@@ -35,18 +39,26 @@ Task = Callable[[Bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A finished file: its entry in the manifest and its tensors, whose chunks say file number 0."""
+    """A finished file and those that it leans on, as the manifest lists them, and its tensors."""
 
-    entry: FileEntry
+    files: tuple[FileEntry, ...]
     tensors: dict[str, TensorMetadata]
 
 
 def write_file(
-    store: BlobStore, image: FileImage, codec: Codec | None, guard: Guard, meter: Meter
+    store: BlobStore,
+    image: FileImage,
+    codec: Codec | None,
+    guard: Guard,
+    meter: Meter,
+    increment: Increment | None = None,
 ) -> WrittenFile:
-    """Write a file, durably; if this raises, nothing of it is left."""
-    if codec is not None:
-        return _write_frames(store, image, codec, guard, meter)
+    """Write a file, durably; if this raises, nothing of it is left.
+
+    With an `increment`, only what that does not find in earlier files is written.
+    """
+    if codec is not None or increment is not None:
+        return _write_frames(store, image, _Placing(image, codec, increment), guard, meter)
     checksums = [""] * len(image.chunks)
     if isinstance(store, PositionalBlobStore):
         _write_positional(store, image, checksums, guard, meter)
@@ -58,7 +70,7 @@ def write_file(
         StoredBytes(0, chunk.start, chunk.length, digest)
         for chunk, digest in zip(image.chunks, checksums, strict=True)
     ]
-    return WrittenFile(entry, _tensors(image, stored))
+    return WrittenFile((entry,), _tensors(image, stored))
 
 
 def _hash_block(image: FileImage, checksums: list[str], start: int, stop: int) -> None:
@@ -74,6 +86,7 @@ def _write_positional(
     meter: Meter,
 ) -> None:
     writer = store.open_positional(image.plan.key, image.plan.size)
+    workplace = functools.partial(block_buffer, guard)
 
     def tasks() -> Iterator[Task]:
         for start, length in blocks(image.plan.size):
@@ -86,7 +99,7 @@ def _write_positional(
             yield task
 
     try:
-        run_parallel(tasks(), block_buffer, workers=WORKERS, guard=guard, what=_WRITING)
+        run_parallel(tasks(), workplace, workers=WORKERS, guard=guard, what=_WRITING)
         guard.check(_WRITING)
         writer.commit(image.plan.size)
     except BaseException:
@@ -106,36 +119,76 @@ def _write_in_order(
                 meter.add(length)
             writer.commit()
 
-    run_parallel([task], block_buffer, workers=1, guard=guard, what=_WRITING)
+    workplace = functools.partial(block_buffer, guard)
+    run_parallel([task], workplace, workers=1, guard=guard, what=_WRITING)
 
 
 class _OrderedFrames:
-    """Takes encoded chunks in any order and appends them in theirs."""
+    """Takes placed chunks in any order and appends those that are new in theirs."""
 
     def __init__(self, writer: BlobWriter, meter: Meter) -> None:
         self._writer = writer
         self._meter = meter
         self._lock = threading.Lock()
-        self._waiting: dict[int, tuple[bytes, str, str | None, int]] = {}
-        self._position = 0
+        self._waiting: dict[int, tuple[Frame | StoredBytes, int]] = {}
+        self.size = 0
         self.stored: list[StoredBytes] = []
 
-    def put(self, number: int, frame: bytes, codec: str, digest: str | None, raw_size: int) -> None:
+    def put(self, number: int, placed: Frame | StoredBytes, raw_size: int) -> None:
         with self._lock:
-            self._waiting[number] = (frame, codec, digest, raw_size)
+            self._waiting[number] = (placed, raw_size)
             while len(self.stored) in self._waiting:
-                self._append(*self._waiting.pop(len(self.stored)))
+                placed, raw_size = self._waiting.pop(len(self.stored))
+                self.stored.append(
+                    self._append(placed) if isinstance(placed, Frame) else _behind_own(placed)
+                )
+                self._meter.add(raw_size)
 
-    def _append(self, frame: bytes, codec: str, digest: str | None, raw_size: int) -> None:
-        self._writer.append(frame)
-        stored = StoredBytes(0, self._position, len(frame), checksum(frame), codec, digest)
-        self.stored.append(stored)
-        self._position += len(frame)
-        self._meter.add(raw_size)
+    def _append(self, frame: Frame) -> StoredBytes:
+        self._writer.append(frame.content)
+        start, length = self.size, len(frame.content)
+        self.size += length
+        base = None if frame.base is None else _behind_own(frame.base)
+        check = checksum(frame.content)
+        return StoredBytes(0, start, length, check, frame.codec, frame.digest, base)
+
+
+def _behind_own(stored: StoredBytes) -> StoredBytes:
+    """In the manifest the file that is being written comes first, those of the increment follow."""
+    return renumber(stored, lambda file: file + 1)
+
+
+class _Placing:
+    """Decides about chunks: found in earlier files, compressed, or as they are."""
+
+    def __init__(self, image: FileImage, codec: Codec | None, increment: Increment | None) -> None:
+        self._image = image
+        self._codec = codec
+        self._increment = increment
+        self.files = () if increment is None else increment.files
+
+    def place(self, chunk: PendingChunk) -> Frame | StoredBytes:
+        raw = self._image.chunk_bytes(chunk).data
+        segment = self._image.segment_of(chunk)
+        if self._increment is not None:
+            placed = self._increment.place(segment.name, segment.dtype, chunk.box, raw)
+            if placed is not None:
+                return placed
+        if self._codec is not None:
+            return compressed(raw, ITEM_SIZES[segment.dtype], self._codec)
+        return Frame(raw)
+
+
+def compressed(raw: memoryview, item_size: int, codec: Codec) -> Frame:
+    """A chunk made smaller by a codec, or as it is if that does not make it smaller."""
+    encoded = codec.encode(raw, item_size)
+    if len(encoded) >= len(raw):
+        return Frame(raw)
+    return Frame(encoded, codec.name, checksum(raw))
 
 
 def _write_frames(
-    store: BlobStore, image: FileImage, codec: Codec, guard: Guard, meter: Meter
+    store: BlobStore, image: FileImage, placing: _Placing, guard: Guard, meter: Meter
 ) -> WrittenFile:
     with store.open_writer(image.plan.key) as writer:
         frames = _OrderedFrames(writer, meter)
@@ -144,28 +197,38 @@ def _write_frames(
             for number, chunk in enumerate(image.chunks):
 
                 def task(_: None, number: int = number, chunk: PendingChunk = chunk) -> None:
-                    frames.put(number, *encode_chunk(image, chunk, codec), chunk.length)
+                    frames.put(number, placing.place(chunk), chunk.length)
 
                 yield task
 
         run_parallel(tasks(), contextlib.nullcontext, workers=WORKERS, guard=guard, what=_WRITING)
         guard.check(_WRITING)
-        size = writer.commit().size
-    return WrittenFile(FileEntry(image.plan.key, size), _tensors(image, frames.stored))
+        if frames.size:  # if nothing is new, there is no file
+            writer.commit()
+    own = FileEntry(image.plan.key, frames.size)
+    return _without_unused((own, *placing.files), _tensors(image, frames.stored))
 
 
-def encode_chunk(
-    image: FileImage, chunk: PendingChunk, codec: Codec
-) -> tuple[bytes, str, str | None]:
-    """The bytes to store for a chunk, the name of their codec, and the digest of the original.
+def _without_unused(
+    files: tuple[FileEntry, ...], tensors: dict[str, TensorMetadata]
+) -> WrittenFile:
+    """Leave out files that no chunk lies in, so that a checkpoint is tied to as few others as can be."""
+    used: dict[int, int] = {}
 
-    A chunk that does not get smaller is stored as it is.
-    """
-    raw = image.chunk_bytes(chunk).data
-    encoded = codec.encode(raw, ITEM_SIZES[image.segment_of(chunk).dtype])
-    if len(encoded) >= len(raw):
-        return bytes(raw), RAW, None
-    return encoded, codec.name, checksum(raw)
+    def number(file: int) -> int:
+        return used.setdefault(file, len(used))
+
+    kept = {
+        name: msgspec.structs.replace(
+            tensor,
+            chunks=tuple(
+                msgspec.structs.replace(chunk, data=renumber(chunk.data, number))
+                for chunk in tensor.chunks
+            ),
+        )
+        for name, tensor in tensors.items()
+    }
+    return WrittenFile(tuple(files[file] for file in used), kept)
 
 
 def _tensors(image: FileImage, stored: Iterable[StoredBytes]) -> dict[str, TensorMetadata]:

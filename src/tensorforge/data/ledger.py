@@ -115,7 +115,7 @@ class Ledger:
         """
         if step != self.committed_step + 1:
             raise ConflictError(f"step {step} does not follow {self.committed_step}")
-        ranges = [_range(item) for item in taken]
+        ranges = [as_range(item) for item in taken]
         added = IntervalSet.of(ranges)
         count = sum(stop - start for start, stop in ranges)
         if not added:
@@ -178,5 +178,6 @@ class Ledger:
         return self.partition[shard_id]
 
 
-def _range(item: DataShard | Range) -> Range:
+def as_range(item: DataShard | Range) -> Range:
+    """A shard or a pair as a pair."""
     return (item.start_index, item.end_index) if isinstance(item, DataShard) else item

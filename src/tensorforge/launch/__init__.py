@@ -1,13 +1,66 @@
 """Launching: one coordinator and its workers as processes of this machine, watched to the end.
 
-    policy.py        how a run is supervised
-    events.py        what happens            instructions.py  what to do about it
-    supervisor.py    the decisions between the two (budget.py, hangs.py, stacks.py, exits.py)
-    view.py          what the live view knows (sparkline.py)
-    storm.py         a seeded storm against a running job
-    lines.py         a child's bytes into clean lines
-    children.py      processes that cannot outlive their launcher (guard.py)
-    bootstrap.py     what runs inside a worker before and around the user's script
+    settings.py policy.py       what is launched, and how it is supervised
+    events.py instructions.py   what happens, and what is to be done about it
+    supervisor.py               the decisions between the two
+      hand.py  budget.py  coordinator_care.py  exits.py  hangs.py  stacks.py
+    observe.py runlogs.py       where events come from: the coordinator, the workers' own logs
+    view.py render.py           what is known about the run, and how it looks
+      displays.py  sparkline.py
+    storm.py invariants.py      a seeded storm, and what must hold after it
+    launcher.py                 the loop around the supervisor
+      children.py  guard.py  lines.py  link.py  rundir.py
+    bootstrap.py                what runs inside a worker; coordinator_process.py: inside the coordinator
+    chaos.py                    a storm carried out
 
-The upper half is pure: events, instructions and decisions know no clock and no process.
+Decisions, views and plans are pure; processes, sockets and clocks are in the loop and what it uses.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tensorforge.launch.displays import Display, JsonDisplay, LiveDisplay, PlainDisplay
+    from tensorforge.launch.instructions import Outcome
+    from tensorforge.launch.launcher import Launcher
+    from tensorforge.launch.policy import SupervisionPolicy
+    from tensorforge.launch.settings import LaunchSettings
+    from tensorforge.launch.storm import StormPlan, Strike, StrikeKind, plan_storm
+
+_HOMES = {
+    "Display": "displays",
+    "JsonDisplay": "displays",
+    "LaunchSettings": "settings",
+    "Launcher": "launcher",
+    "LiveDisplay": "displays",
+    "Outcome": "instructions",
+    "PlainDisplay": "displays",
+    "StormPlan": "storm",
+    "Strike": "storm",
+    "StrikeKind": "storm",
+    "SupervisionPolicy": "policy",
+    "plan_storm": "storm",
+}
+
+__all__ = [
+    "Display",
+    "JsonDisplay",
+    "LaunchSettings",
+    "Launcher",
+    "LiveDisplay",
+    "Outcome",
+    "PlainDisplay",
+    "StormPlan",
+    "Strike",
+    "StrikeKind",
+    "SupervisionPolicy",
+    "plan_storm",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Every worker passes through this package on its way to the script: it must cost nothing.
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

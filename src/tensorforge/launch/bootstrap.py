@@ -1,8 +1,7 @@
 """What runs inside a worker: `python -m tensorforge.launch.bootstrap [-m] SCRIPT [ARGUMENTS]`.
 
 It ties the process to its launcher, makes it dump its stacks on SIGUSR1, runs the user's script as
-`__main__`, and tells the launcher what the script raised. It imports neither torch nor numpy by itself,
-except in a standby, which is to be warm before it is needed.
+`__main__`, and tells the launcher what the script raised. It imports neither torch nor numpy by itself.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
-import importlib
 import io
 import json
 import os
@@ -28,8 +26,9 @@ from tensorforge.encoding import Json
 
 LAUNCHER_PID = "TENSORFORGE_LAUNCHER_PID"
 REPORT_FD = "TENSORFORGE_REPORT_FD"
-STANDBY = "TENSORFORGE_STANDBY"
 STACKS_SIGNAL = signal.SIGUSR1
+STOP_SIGNAL = signal.SIGUSR2
+"""What the training code takes for: stop on all workers after this step, with a checkpoint."""
 USAGE_ERROR = 2
 _PR_SET_PDEATHSIG = 1
 
@@ -80,6 +79,8 @@ def main(arguments: Sequence[str]) -> int:
     die_with_launcher()
     reporter = Reporter.from_environment()
     faulthandler.enable()
+    # Until the training code listens for it, and after: a stop that comes too early or late is no death.
+    signal.signal(STOP_SIGNAL, signal.SIG_IGN)
     faulthandler.register(STACKS_SIGNAL, file=reporter.stream or sys.stderr, all_threads=True)
     as_module = bool(arguments) and arguments[0] == "-m"
     words = list(arguments[1:] if as_module else arguments)
@@ -87,9 +88,6 @@ def main(arguments: Sequence[str]) -> int:
         return _refuse("which script? usage: [-m] SCRIPT [ARGUMENTS]")
     if not as_module and not Path(words[0]).is_file():
         return _refuse(f"the script {words[0]} does not exist")
-    if os.environ.get(STANDBY) == "1":
-        importlib.import_module("torch")
-        reporter.tell("warm")
     return _run(words, as_module, reporter)
 
 

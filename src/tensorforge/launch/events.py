@@ -18,13 +18,6 @@ class WorkerStarted:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerWarm:
-    """The worker has imported what takes long and is about to run the script."""
-
-    worker: str
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerJoined:
     """The coordinator knows the worker, as a member or as a standby."""
 
@@ -57,6 +50,14 @@ class WorkerExited:
 
 
 @dataclass(frozen=True, slots=True)
+class WorkerConcluded:
+    """The training code's own last word: `outcome` is complete, stopped or left."""
+
+    worker: str
+    outcome: str
+
+
+@dataclass(frozen=True, slots=True)
 class StacksDumped:
     """The worker wrote down the stacks of its threads."""
 
@@ -83,15 +84,17 @@ class GenerationFormed:
     members: tuple[str, ...]
     reason: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)
+    size: int | None = None
+    """How many members it was decided with; `members` are those that are seen in it now."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProgress:
-    """A checkpoint is being written, or is complete."""
+    """A checkpoint is being written (`share` of it, if that is known), or is complete."""
 
     step: int
     complete: bool
-    share: float = 0.0
+    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,10 +147,10 @@ class Tick:
 
 Event: TypeAlias = (
     WorkerStarted
-    | WorkerWarm
     | WorkerJoined
     | WorkerLost
     | WorkerReleased
+    | WorkerConcluded
     | WorkerExited
     | StacksDumped
     | StepCommitted

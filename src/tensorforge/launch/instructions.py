@@ -29,22 +29,28 @@ class StopCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Start a worker's process; a standby waits, warm, until it is promoted."""
+    """Start a worker's process; the coordinator decides whether it takes part or stands by."""
 
     worker: str
-    standby: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Promote:
-    """Let a standby take part."""
+class SetTarget:
+    """Tell the coordinator how many workers there are to be."""
 
-    worker: str
+    workers: int
 
 
 @dataclass(frozen=True, slots=True)
 class Retire:
     """Ask a worker to leave gracefully."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopTraining:
+    """Have the run stopped on all workers after the current step, with a checkpoint."""
 
     worker: str
 
@@ -93,8 +99,9 @@ Instruction: TypeAlias = (
     StartCoordinator
     | StopCoordinator
     | StartWorker
-    | Promote
+    | SetTarget
     | Retire
+    | StopTraining
     | Kill
     | DumpStacks
     | Say

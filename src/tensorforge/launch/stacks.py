@@ -9,7 +9,8 @@ _THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)")
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$')
 _BOOTSTRAP = "tensorforge/launch/bootstrap.py"
 _TRAINING = "tensorforge/train/"
-_WAITING = frozenset({"commit", "__enter__", "form", "reform", "wait_for_formation"})
+_LIBRARIES = ("tensorforge/", "site-packages/", "/lib/python", "<frozen")
+_WAITING = frozenset({"commit", "form", "_form", "_finish", "_evaluate_if_due"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,9 +51,15 @@ def is_waiting_for_peers(text: str) -> bool:
 
     Then it is not this worker that hangs. Without a recognisable stack the answer is no.
     """
-    return any(
-        _TRAINING in frame.file.replace("\\", "/") and frame.function in _WAITING
-        for stack in parse_stacks(text)
-        if stack.runs_the_script
-        for frame in stack.frames
-    )
+    return any(_waits(stack) for stack in parse_stacks(text) if stack.runs_the_script)
+
+
+def _waits(stack: ThreadStack) -> bool:
+    """The most recent code that is no library's tells: ours, in a place that waits, or the user's."""
+    for frame in stack.frames:
+        if _TRAINING in frame.file:
+            if frame.function in _WAITING:
+                return True
+        elif not any(part in frame.file for part in _LIBRARIES):
+            return False
+    return False

@@ -12,11 +12,11 @@ do, and `deadline()` says when it wants to be woken with a `Tick` at the latest.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import Enum
 from typing import Any, ClassVar
 
 from tensorforge.launch.budget import RestartBudget, backoff
+from tensorforge.launch.coordinator_care import CoordinatorCare
 from tensorforge.launch.events import (
     CoordinatorExited,
     CoordinatorStarted,
@@ -28,34 +28,35 @@ from tensorforge.launch.events import (
     TargetChanged,
     TrainingAborted,
     TrainingFinished,
+    WorkerConcluded,
     WorkerExited,
     WorkerJoined,
     WorkerLost,
     WorkerReleased,
 )
 from tensorforge.launch.exits import UserFailure, describe_exit
+from tensorforge.launch.hand import Hand
 from tensorforge.launch.hangs import HangWatch
 from tensorforge.launch.instructions import (
     DumpStacks,
     End,
     Instruction,
-    Kill,
     Level,
     Outcome,
-    Promote,
-    Retire,
     Say,
+    SetTarget,
     StartCoordinator,
     StartWorker,
     StopCoordinator,
 )
 from tensorforge.launch.policy import SupervisionPolicy
 
-EXPLANATION_TIMEOUT = 5.0
+EXPLANATION_TIMEOUT = 3.0
 """Seconds for the coordinator to tell why a worker ended with code 0."""
-QUICK_DEATH = 5.0
-"""A coordinator that lived for less seconds than this did not come up."""
-COORDINATOR_ATTEMPTS = 6
+ECHO = "TrainingAbortedError"
+"""What the workers of a run raise when the run has ended for a reason that is known elsewhere."""
+SHRINK_TIMEOUT = 10.0
+"""Seconds for the coordinator to let surplus workers go; it knows best which ones."""
 
 
 class Phase(Enum):
@@ -67,20 +68,6 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-@dataclass(slots=True)
-class _Worker:
-    name: str
-    number: int
-    standby: bool
-    started_at: float
-    joined: bool = False
-    leaving: bool = False
-    doom: str | None = None
-    lost_at: float | None = None
-    lost_reason: str = ""
-    kill_at: float | None = None
-
-
 class Supervisor:
     """The decisions of one launched run. Not thread-safe: it belongs to the launcher's loop."""
 
@@ -90,21 +77,24 @@ class Supervisor:
         self._target = policy.workers
         self._budget = RestartBudget(policy.max_restarts, policy.restart_window)
         self._hangs = HangWatch(policy.hang_timeout)
-        self._workers: dict[str, _Worker] = {}
+        self._workers: dict[str, Hand] = {}
         self._count = 0
+        self._names: set[str] = set()
+        self._guests: set[str] = set()
         self._owed: list[float] = []
         self._forfeited = 0
         self._deaths_in_a_row = 0
+        self._suspect: tuple[str | None, UserFailure | None] = (None, None)
         self._signatures: set[tuple[str, str]] = set()
         self._released: set[str] = set()
         self._unexplained: dict[str, float] = {}
         self._ever_joined = False
+        self._is_finished = False
+        self._is_complete = False
+        self._members: frozenset[str] = frozenset()
+        self._shrink_at: float | None = None
         self._outcome: Outcome | None = None
-        self._coordinator_up = False
-        self._coordinator_known = False
-        self._coordinator_since = 0.0
-        self._coordinator_deaths = 0
-        self._coordinator_due: float | None = None
+        self._care = CoordinatorCare()
         self._out: list[Instruction] = []
 
     @property
@@ -114,7 +104,7 @@ class Supervisor:
 
     @property
     def target(self) -> int:
-        """How many workers are wanted now."""
+        """How many local workers are wanted now."""
         return self._target
 
     @property
@@ -126,9 +116,8 @@ class Supervisor:
         """What is left of the restart budget."""
         return self._budget.left(now)
 
-    def begin(self, now: float) -> list[Instruction]:
+    def begin(self) -> list[Instruction]:
         """Start: the coordinator comes first, the workers as soon as its address is known."""
-        self._coordinator_since = now
         return [StartCoordinator()]
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
@@ -151,15 +140,12 @@ class Supervisor:
     def _deadlines(self) -> Iterator[float]:
         yield from self._owed
         yield from self._unexplained.values()
-        if self._coordinator_due is not None:
-            yield self._coordinator_due
+        if self._care.due is not None:
+            yield self._care.due
+        if self._shrink_at is not None and self._phase is Phase.RUNNING:
+            yield self._shrink_at
         for worker in self._workers.values():
-            if worker.kill_at is not None:
-                yield worker.kill_at
-            elif worker.lost_at is not None:
-                yield worker.lost_at + self._policy.lost_timeout
-            elif not worker.joined and self._policy.hang_timeout is not None:
-                yield worker.started_at + self._policy.hang_timeout
+            yield from worker.deadlines()
         hang = self._hangs.deadline()
         if hang is not None and self._phase is Phase.RUNNING:
             yield hang
@@ -168,51 +154,61 @@ class Supervisor:
 
     def _coordinator_started(self, event: CoordinatorStarted, now: float) -> None:
         self._say(f"coordinator at {event.address}", Level.INFO)
-        self._coordinator_up = self._coordinator_known = True
-        self._coordinator_since = now
+        if self._care.serves(now):
+            # A journal from an earlier launch may ask for another number.
+            self._out.append(SetTarget(self._target))
 
     def _coordinator_exited(self, event: CoordinatorExited, now: float) -> None:
-        lived = now - self._coordinator_since if self._coordinator_up else 0.0
-        self._coordinator_up = False
-        self._coordinator_deaths = 1 if lived >= QUICK_DEATH else self._coordinator_deaths + 1
         what = f"the coordinator {describe_exit(event.code)}"
-        if self._coordinator_deaths >= COORDINATOR_ATTEMPTS or not self._coordinator_known:
+        if not self._care.died(now):
             self._stop(Outcome(1, f"{what} and does not stay up"), now, graceful=self._ever_joined)
             return
-        self._coordinator_due = now + backoff(self._coordinator_deaths, base=0.2)
         self._say(f"{what}; it is started again on its journal, training goes on", Level.WARNING)
 
     def _worker_joined(self, event: WorkerJoined, now: float) -> None:
         worker = self._workers.get(event.worker)
         self._ever_joined = True
         if worker is not None:
-            worker.joined, worker.lost_at = True, None
+            worker.came_back()
+        elif event.worker not in self._names and event.worker not in self._guests:
+            self._guests.add(event.worker)
+            self._say(f"{event.worker} joins from elsewhere", Level.INFO, event.worker)
+            self._ask_for_all()
         self._hangs.moved(now, forward=False)
 
     def _worker_lost(self, event: WorkerLost, now: float) -> None:
         worker = self._workers.get(event.worker)
-        if worker is not None and not worker.leaving and not worker.doom and not worker.lost_at:
-            worker.lost_at, worker.lost_reason = now, event.reason
+        self._guest_went(event.worker)
+        if worker is not None:
+            worker.was_lost(event.reason, now)
 
     def _worker_released(self, event: WorkerReleased, now: float) -> None:
         worker = self._workers.get(event.worker)
         if self._phase is not Phase.RUNNING or event.worker in self._released:
             return
+        self._guest_went(event.worker)
         if worker is not None and not worker.leaving:
-            self._retire(worker, now, tell=False)
+            self._out += worker.retire(now, tell=False)
         elif self._unexplained.pop(event.worker, None) is None:
             return
         self._released.add(event.worker)
-        if worker is None or not worker.standby:
-            self._target = self._policy.clamp(self._target - 1)
+        if self._surplus() < 0:
+            self._target = self._within_limits(self._target - 1)
+            self._ask_for_all()
         self._say(f"{event.worker} leaves as asked; {self._target} workers wanted now", Level.INFO)
+
+    def _worker_concluded(self, event: WorkerConcluded, _now: float) -> None:
+        self._is_complete = self._is_complete or event.outcome == "complete"
 
     def _worker_exited(self, event: WorkerExited, now: float) -> None:
         worker = self._workers.pop(event.worker, None)
         if worker is None:
             return
+        if event.failure is not None and event.failure.kind != ECHO:
+            self._suspect = (worker.name, event.failure)
         if self._phase is not Phase.RUNNING or worker.leaving:
             self._say(f"{worker.name} {describe_exit(event.code)}", Level.INFO, worker.name)
+            self._explain_outcome()
         elif worker.doom is not None:
             self._failed(worker, worker.doom, None, now)
         elif event.code == 0:
@@ -220,46 +216,53 @@ class Supervisor:
         else:
             self._failed(worker, describe_exit(event.code), event.failure, now)
 
+    def _explain_outcome(self) -> None:
+        """An exception may be the reason of an end that was announced before it was known."""
+        outcome = self._outcome
+        if outcome is not None and outcome.code == 1 and outcome.failure is None:
+            self._outcome = Outcome(1, outcome.reason, *self._suspect)
+
     def _step_committed(self, _event: StepCommitted, now: float) -> None:
         self._deaths_in_a_row = 0
+        self._suspect = (None, None)
         self._ever_joined = True
         self._hangs.moved(now)
 
     def _generation_formed(self, event: GenerationFormed, now: float) -> None:
         self._ever_joined = True
+        self._members = frozenset(event.members)
         for name in event.members:
             if name in self._workers:
-                self._workers[name].joined = True
-                self._workers[name].lost_at = None
+                self._workers[name].came_back()
         self._hangs.moved(now, forward=False)
 
-    def _target_changed(self, event: TargetChanged, _now: float) -> None:
-        wanted = self._policy.clamp(event.workers)
+    def _target_changed(self, event: TargetChanged, now: float) -> None:
+        wanted = self._within_limits(event.workers - len(self._guests))
         if wanted == self._target:
             return
-        self._say(f"{wanted} workers wanted instead of {self._target}", Level.INFO)
+        self._say(f"{wanted} local workers wanted instead of {self._target}", Level.INFO)
         self._target, self._forfeited = wanted, 0
+        self._shrink_at = now + SHRINK_TIMEOUT
 
     def _training_finished(self, event: TrainingFinished, now: float) -> None:
         success = Outcome(0, event.reason or "training finished")
         if self._phase is Phase.RUNNING:
             self._phase, self._outcome = Phase.DRAINING, success
             for worker in self._workers.values():
-                worker.kill_at = now + self._policy.stop_timeout
-        elif self._outcome is None or self._outcome.code >= 128:
-            self._outcome = success
+                worker.await_end(now)
+        self._is_finished = True
         self._owed.clear()
         self._unexplained.clear()
 
     def _training_aborted(self, event: TrainingAborted, now: float) -> None:
         if self._phase is Phase.RUNNING:
-            self._stop(Outcome(1, event.reason), now, graceful=True)
+            self._let_end(Outcome(1, event.reason, *self._suspect), now)
 
     def _stop_requested(self, event: StopRequested, now: float) -> None:
         if self._phase is Phase.STOPPING:
             self._say("stopping now", Level.WARNING)
             for worker in self._workers.values():
-                self._kill(worker)
+                self._out += worker.kill()
             return
         self._say(
             f"stopping: workers finish their step and leave, at most {self._policy.stop_timeout:g} s; "
@@ -271,6 +274,9 @@ class Supervisor:
 
     def _stacks_dumped(self, event: StacksDumped, _now: float) -> None:
         self._hangs.dumped(event.worker, event.text)
+        worker = self._workers.get(event.worker)
+        if worker is not None:
+            self._out += worker.dumped()
 
     _HANDLERS: ClassVar[Mapping[type, Callable[[Any, Any, float], None]]] = {
         CoordinatorStarted: _coordinator_started,
@@ -278,6 +284,7 @@ class Supervisor:
         WorkerJoined: _worker_joined,
         WorkerLost: _worker_lost,
         WorkerReleased: _worker_released,
+        WorkerConcluded: _worker_concluded,
         WorkerExited: _worker_exited,
         StepCommitted: _step_committed,
         GenerationFormed: _generation_formed,
@@ -290,8 +297,11 @@ class Supervisor:
 
     # What follows from it
 
-    def _failed(self, worker: _Worker, what: str, failure: UserFailure | None, now: float) -> None:
+    def _failed(self, worker: Hand, what: str, failure: UserFailure | None, now: float) -> None:
         told = f"{worker.name} {what if failure is None else 'raised ' + failure.summary}"
+        if failure is not None and failure.kind == ECHO:
+            self._let_end(Outcome(1, failure.message, *self._suspect), now)
+            return
         if failure is not None and self._is_hopeless(failure):
             again = "" if failure.signature not in self._signatures else ", again"
             outcome = Outcome(1, told + again, worker.name, failure)
@@ -323,76 +333,61 @@ class Supervisor:
         return min(self._target, self._target + self._policy.standbys - self._forfeited)
 
     def _reconcile(self, now: float) -> None:
-        if self._phase is not Phase.RUNNING or not self._coordinator_known:
+        if self._phase is not Phase.RUNNING or not self._care.is_known:
             return
-        wanted = max(0, self._target + self._policy.standbys - self._forfeited)
-        missing = wanted - len(self._live()) - len(self._unexplained)
+        missing = -self._surplus()
         del self._owed[max(0, missing) :]
         self._owed = [at for at in self._owed if at > now]
-        self._promote()
         for _ in range(missing - len(self._owed)):
             self._start(now)
-        self._shrink(now)
+        if missing >= 0:
+            self._shrink_at = None
+        elif self._shrink_at is not None and now >= self._shrink_at:
+            self._shrink_at = None
+            for worker in self._live()[missing:]:
+                self._out += worker.retire(now)
+
+    def _guest_went(self, name: str) -> None:
+        if name in self._guests:
+            self._guests.discard(name)
+            self._say(f"{name} is gone", Level.INFO, name)
+            self._ask_for_all()
+
+    def _ask_for_all(self) -> None:
+        """Those who joined from elsewhere come on top of the workers that are started here."""
+        if self._phase is Phase.RUNNING:
+            self._out.append(SetTarget(self._policy.clamp(self._target + len(self._guests))))
+
+    def _within_limits(self, local: int) -> int:
+        """The nearest number of local workers that the limits allow beside the guests."""
+        return max(0, self._policy.clamp(local + len(self._guests)) - len(self._guests))
+
+    def _surplus(self) -> int:
+        """How many more run, or may yet be explained, than are wanted."""
+        wanted = max(0, self._target + self._policy.standbys - self._forfeited)
+        return len(self._live()) + len(self._unexplained) - wanted
 
     def _start(self, now: float) -> None:
-        worker = _Worker(f"worker-{self._count}", self._count, not self._lacking(), now)
+        worker = Hand(f"worker-{self._count}", self._policy, now)
         self._count += 1
+        self._names.add(worker.name)
         self._workers[worker.name] = worker
-        self._out.append(StartWorker(worker.name, worker.standby))
+        self._out.append(StartWorker(worker.name))
 
-    def _promote(self) -> None:
-        for standby in [worker for worker in self._live() if worker.standby]:
-            if self._lacking():
-                standby.standby = False
-                self._out.append(Promote(standby.name))
-                self._say(f"{standby.name} steps in", Level.INFO, standby.name)
-
-    def _shrink(self, now: float) -> None:
-        active = [worker for worker in self._live() if not worker.standby]
-        standby = [worker for worker in self._live() if worker.standby]
-        for surplus in (active[self._target :], standby[self._policy.standbys :]):
-            for worker in surplus:
-                self._retire(worker, now)
-
-    def _live(self) -> list[_Worker]:
+    def _live(self) -> list[Hand]:
         return [worker for worker in self._workers.values() if not worker.leaving]
 
-    def _lacking(self) -> bool:
-        """Whether fewer take part than are wanted; one that just ended may yet be explained."""
-        taking_part = sum(not worker.standby for worker in self._live())
-        return taking_part + len(self._unexplained) < self._target
-
     def _check_deadlines(self, now: float) -> None:
-        if self._coordinator_due is not None and now >= self._coordinator_due:
-            self._coordinator_due = None
-            self._coordinator_since = now
+        if self._care.is_due(now):
             self._out.append(StartCoordinator())
         for worker in list(self._workers.values()):
-            self._check_worker(worker, now)
+            self._out += worker.check(now)
         for name, limit in list(self._unexplained.items()):
             if now >= limit:
                 del self._unexplained[name]
                 self._ended_unasked(name, now)
         if self._phase is Phase.RUNNING:
             self._check_progress(now)
-
-    def _check_worker(self, worker: _Worker, now: float) -> None:
-        if worker.kill_at is not None:
-            if now >= worker.kill_at:
-                self._say(f"{worker.name} did not end in time and is killed", Level.WARNING)
-                self._kill(worker)
-        elif worker.lost_at is not None:
-            if now >= worker.lost_at + self._policy.lost_timeout:
-                self._doom(worker, f"was given up by the coordinator ({worker.lost_reason})")
-        elif self._is_overdue(worker, now):
-            self._out.append(DumpStacks(worker.name))
-            late = f"did not join within {self._policy.hang_timeout:g} s; its stacks are above"
-            self._doom(worker, late)
-
-    def _is_overdue(self, worker: _Worker, now: float) -> bool:
-        timeout = self._policy.hang_timeout
-        expected = self._phase is Phase.RUNNING and not worker.joined
-        return expected and timeout is not None and now >= worker.started_at + timeout
 
     def _ended_unasked(self, name: str, now: float) -> None:
         if not self._ever_joined:
@@ -402,15 +397,12 @@ class Supervisor:
             )
             self._stop(Outcome(1, reason, name), now, graceful=False)
             return
-        ghost = _Worker(name, -1, False, now)
+        ghost = Hand(name, self._policy, now)
         self._failed(ghost, "ended (code 0) before the training was complete", None, now)
 
     def _check_progress(self, now: float) -> None:
-        candidates = [
-            worker.name
-            for worker in self._live()
-            if worker.joined and not worker.standby and worker.lost_at is None and not worker.doom
-        ]
+        live = self._workers.values()
+        candidates = [w.name for w in live if w.can_hang and w.name in self._members]
         for name in self._hangs.overdue(candidates, now):
             self._out.append(DumpStacks(name))
         verdict = self._hangs.verdict(now)
@@ -419,46 +411,35 @@ class Supervisor:
         silent = f"no progress for {self._policy.hang_timeout:g} s"
         for name in verdict.hung:
             if name in self._workers:
-                self._doom(self._workers[name], f"hangs: {silent}; its stacks are above")
+                self._out += self._workers[name].fail(f"hangs: {silent}")
         if not verdict.hung and verdict.in_a_row == 1:
             self._say(f"{silent}: every worker waits for the others", Level.WARNING)
         elif not verdict.hung:
             reason = f"{silent}, twice in a row, and every worker waits for the others"
             self._stop(Outcome(1, reason), now)
 
-    def _doom(self, worker: _Worker, cause: str) -> None:
-        if worker.doom is None:
-            worker.doom = cause
-            self._say(f"{worker.name} {cause}; it is killed", Level.WARNING, worker.name)
-            self._kill(worker)
-
-    def _retire(self, worker: _Worker, now: float, *, tell: bool = True) -> None:
-        if not worker.leaving:
-            worker.leaving = True
-            worker.kill_at = now + self._policy.stop_timeout
-            if tell:
-                self._out.append(Retire(worker.name))
-
-    def _kill(self, worker: _Worker) -> None:
-        worker.kill_at = None
-        worker.lost_at = None
-        worker.joined = True  # nothing more is expected of it but its end
-        self._out.append(Kill(worker.name))
-
-    def _stop(self, outcome: Outcome, now: float, *, graceful: bool = True) -> None:
+    def _stop_starting(self, outcome: Outcome) -> None:
         self._phase, self._outcome = Phase.STOPPING, outcome
         self._owed.clear()
         self._unexplained.clear()
+
+    def _stop(self, outcome: Outcome, now: float, *, graceful: bool = True) -> None:
+        self._stop_starting(outcome)
         for worker in self._workers.values():
-            if graceful and worker.doom is None:
-                self._retire(worker, now)
-            else:
-                self._kill(worker)
+            self._out += worker.stop(now) if graceful else worker.kill()
+
+    def _let_end(self, outcome: Outcome, now: float) -> None:
+        """The run is over and the workers know; they end by themselves."""
+        self._stop_starting(outcome)
+        for worker in self._workers.values():
+            worker.await_end(now)
 
     def _end_if_empty(self) -> None:
         over = self._phase in (Phase.STOPPING, Phase.DRAINING) and not self._workers
         if over and self._outcome is not None:
             self._phase = Phase.ENDED
+            if self._outcome.code >= 128 and self._is_finished and self._is_complete:
+                self._outcome = Outcome(0, "training finished while it was being stopped")
             self._out += [StopCoordinator(), End(self._outcome)]
 
     def _say(self, text: str, level: Level, worker: str | None = None) -> None:

@@ -22,7 +22,6 @@ from tensorforge.launch.events import (
     WorkerLost,
     WorkerReleased,
     WorkerStarted,
-    WorkerWarm,
 )
 from tensorforge.launch.exits import describe_exit
 
@@ -32,7 +31,6 @@ RESCALES_KEPT = 50
 GONE_KEPT = 4
 
 _STATES: Mapping[type, str] = {
-    WorkerWarm: "warm",
     WorkerJoined: "joined",
     WorkerLost: "lost",
     WorkerReleased: "leaving",
@@ -88,7 +86,7 @@ class RunView:
     def apply(self, event: Event, now: float) -> None:
         """Take in an event; one that changes nothing on the screen is passed over."""
         handler = self._HANDLERS.get(type(event))
-        if isinstance(event, WorkerWarm | WorkerJoined | WorkerLost | WorkerReleased):
+        if isinstance(event, WorkerJoined | WorkerLost | WorkerReleased):
             self._state(event.worker, _STATES[type(event)], now)
         elif handler is not None:
             handler(self, event, now)
@@ -135,9 +133,8 @@ class RunView:
     def _formed(self, event: GenerationFormed, now: float) -> None:
         if self.generation is not None and event.generation < self.generation:
             return
-        line = Rescale(
-            now, event.generation, len(event.members), event.reason, tuple(event.phases.items())
-        )
+        size = len(event.members) if event.size is None else event.size
+        line = Rescale(now, event.generation, size, event.reason, tuple(event.phases.items()))
         if self.rescales and self.rescales[-1].generation == event.generation:
             self.rescales.pop()  # the same rescale, with more of its phases measured
         self.rescales.append(line)

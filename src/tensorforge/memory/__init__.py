@@ -4,9 +4,13 @@
     compaction  the plan of a defragmentation            table       the pool as a pure machine
     guard       the lock                                 pool        the pool that threads share
     rawmemory   one torch storage                        handle      the owner's side of a block
-    arena       a pool over real memory that lends tensors
+    arena       a pool over real memory                  trace       a recorded history of allocations
+    record      traces of PyTorch programs               snapshot    PyTorch's own format, in and out
+    policies    ways to place blocks                     offline     with the whole future known
+    replay      a trace through a policy                 advise      what a trace says about its pool
+    plots       pictures of a replay                     library     the traces that come along
 
-What needs torch is imported when it is first asked for.
+What needs torch, and what the pool itself does not need, is imported when it is first asked for.
 """
 
 import importlib
@@ -31,27 +35,48 @@ from tensorforge.memory.blocks import (
     should_defragment,
 )
 from tensorforge.memory.pool import MemoryPool
+from tensorforge.memory.trace import AllocationTrace
 
 if TYPE_CHECKING:
+    from tensorforge.memory.advise import Advice, advise_pool
     from tensorforge.memory.arena import TensorArena
     from tensorforge.memory.handle import ArenaBlock
+    from tensorforge.memory.library import open_trace
+    from tensorforge.memory.plots import save_plot
+    from tensorforge.memory.record import record_allocations
+    from tensorforge.memory.replay import Replay, replay_bounded, replay_trace
+    from tensorforge.memory.snapshot import save_snapshot, snapshot_of_replay
 
-_NEEDS_TORCH = {
-    "ArenaBlock": "tensorforge.memory.handle",
-    "TensorArena": "tensorforge.memory.arena",
+_ON_DEMAND = {
+    "Advice": "advise",
+    "ArenaBlock": "handle",
+    "Replay": "replay",
+    "TensorArena": "arena",
+    "advise_pool": "advise",
+    "open_trace": "library",
+    "record_allocations": "record",
+    "replay_bounded": "replay",
+    "replay_trace": "replay",
+    "save_plot": "plots",
+    "save_snapshot": "snapshot",
+    "snapshot_of_replay": "snapshot",
 }
 
 __all__ = [
     "BLOCK_LIFECYCLE",
+    "Advice",
     "AllocationRequest",
     "AllocationResult",
+    "AllocationTrace",
     "ArenaBlock",
     "BlockStatus",
     "GpuDevice",
     "MemoryBlock",
     "MemoryPool",
     "PoolStats",
+    "Replay",
     "TensorArena",
+    "advise_pool",
     "align_up",
     "best_fit_block",
     "estimate_oom_seconds",
@@ -59,12 +84,19 @@ __all__ = [
     "fragmentation_ratio",
     "is_power_of_two",
     "memory_pressure",
+    "open_trace",
     "optimal_pool_size",
+    "record_allocations",
+    "replay_bounded",
+    "replay_trace",
+    "save_plot",
+    "save_snapshot",
     "should_defragment",
+    "snapshot_of_replay",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name in _NEEDS_TORCH:
-        return getattr(importlib.import_module(_NEEDS_TORCH[name]), name)
+    if name in _ON_DEMAND:
+        return getattr(importlib.import_module(f"{__name__}.{_ON_DEMAND[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

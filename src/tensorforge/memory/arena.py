@@ -56,7 +56,7 @@ class TensorArena:
         device: str | torch.device = "cpu",
         alignment: int = 512,
         pin_memory: bool = False,
-        small_block: int = 64 << 10,
+        small_block: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity <= 0:

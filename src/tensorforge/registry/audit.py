@@ -21,6 +21,12 @@ from tensorforge.errors import IntegrityError
 from tensorforge.registry.schema import AUDIT, AUDIT_HEAD
 from tensorforge.registry.times import from_micros
 
+_LOCK_HEAD = sa.select(AUDIT_HEAD).with_for_update()
+_ADD_ROW = AUDIT.insert()
+_MOVE_HEAD = AUDIT_HEAD.update().values(
+    sequence=sa.bindparam("sequence"), hash=sa.bindparam("hash"), at_us=sa.bindparam("at_us")
+)
+
 GENESIS = "0" * 64
 _BATCH = 1_000
 _HASHED = [column.name for column in AUDIT.columns if column.name != "hash"]
@@ -83,7 +89,7 @@ def append(connection: sa.Connection, fact: AuditFact, now_us: int) -> dict[str,
     The head stays locked until the transaction ends, so rows never fork. Time never runs backwards along
     the chain, even if a machine's clock does.
     """
-    head = connection.execute(sa.select(AUDIT_HEAD).with_for_update()).one()
+    head = connection.execute(_LOCK_HEAD).one()
     row = {
         "sequence": head.sequence + 1,
         "at_us": max(now_us, head.at_us),
@@ -100,10 +106,8 @@ def append(connection: sa.Connection, fact: AuditFact, now_us: int) -> dict[str,
         "previous_hash": head.hash,
     }
     row["hash"] = entry_hash(row)
-    connection.execute(AUDIT.insert().values(row))
-    connection.execute(
-        AUDIT_HEAD.update().values(sequence=row["sequence"], hash=row["hash"], at_us=row["at_us"])
-    )
+    connection.execute(_ADD_ROW, row)
+    connection.execute(_MOVE_HEAD, {name: row[name] for name in ("sequence", "hash", "at_us")})
     return row
 
 

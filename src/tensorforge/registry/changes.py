@@ -7,7 +7,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tensorforge.registry import audit
+from tensorforge.registry import audit, outbox
 from tensorforge.registry.rows import insert_if_absent
 from tensorforge.registry.schema import AUDIT_HEAD
 
@@ -20,4 +20,6 @@ def prepare(connection: sa.Connection) -> None:
 
 def record(connection: sa.Connection, fact: audit.AuditFact, now_us: int) -> Mapping[str, Any]:
     """Write down a change; it stands exactly if the caller's transaction does."""
-    return audit.append(connection, fact, now_us)
+    row = audit.append(connection, fact, now_us)
+    outbox.enqueue(connection, row)
+    return row

@@ -25,7 +25,7 @@ class RequestKey:
 
 def earlier_answer(
     connection: sa.Connection, request: RequestKey
-) -> tuple[str, ModelVersion] | None:
+) -> tuple[str, ModelVersion | None] | None:
     """What the same request created before; `ConflictError` if the key was used for another one."""
     query = sa.select(IDEMPOTENCY).where(
         IDEMPOTENCY.c.caller == request.caller, IDEMPOTENCY.c.request_key == request.key
@@ -35,14 +35,14 @@ def earlier_answer(
         return None
     if row.request_hash != request.digest:
         raise ConflictError(f"the key {request.key!r} was used before, for another request")
-    return row.model_id, require_version(row.version)
+    return row.model_id, require_version(row.version) if row.version else None
 
 
 def remember(
     connection: sa.Connection,
     request: RequestKey,
     model_id: str,
-    version: ModelVersion,
+    version: ModelVersion | None,
     now_us: int,
 ) -> None:
     """Keep what a request created, in the same transaction, and forget keys that are a day old."""
@@ -53,7 +53,7 @@ def remember(
             request_key=request.key,
             request_hash=request.digest,
             model_id=model_id,
-            version=str(version),
+            version="" if version is None else str(version),
             created_us=now_us,
         )
     )

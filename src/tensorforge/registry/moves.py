@@ -93,7 +93,7 @@ def move(
         to_state=target.value,
         reason=request.reason,
         evidence=evidence,
-        forced=request.force,
+        forced="overridden" in evidence,
     )
     entry = changes.record(connection, fact, now_us)
     if target is DeploymentState.PRODUCTION:

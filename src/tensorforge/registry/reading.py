@@ -31,6 +31,7 @@ from tensorforge.registry.rows import (
     find_model,
     find_version,
     latest_validation,
+    look_for_number,
     look_for_version,
     parse_stored_version,
     tensors_of,
@@ -72,9 +73,10 @@ class RegistryReader:
 
     def get_by_number(self, model_id: str, number: int) -> ModelMetadata | None:
         """A version by its place in the order of registration, from 1."""
-        return self._first(
-            VERSION_QUERY.where(MODELS.c.model_id == model_id, VERSIONS.c.number == number)
-        )
+        check_text("model_id", model_id)
+        with self._database.read() as connection:
+            row = look_for_number(connection, model_id, number)
+        return None if row is None else to_metadata(row)
 
     def get_latest(self, model_id: str) -> ModelMetadata | None:
         """The highest version of a model by its number, whenever it was registered."""

@@ -23,13 +23,12 @@ from tensorforge.registry.rows import (
     find_model,
     insert_if_absent,
     look_for_model,
-    look_for_version,
     tensors_of,
     version_of,
 )
 from tensorforge.registry.schema import MODELS, TENSORS, VERSION_TAGS, VERSIONS
 from tensorforge.registry.shapes import DueBump, Interface, due_bump
-from tensorforge.registry.times import to_micros
+from tensorforge.registry.times import from_micros, to_micros
 from tensorforge.registry.versions import Bump, ModelVersion
 
 FIRST_VERSION = ModelVersion(1, 0, 0)
@@ -122,6 +121,18 @@ def create_model(
     return row
 
 
+_ADD_VERSION = VERSIONS.insert().returning(VERSIONS.c.key)
+_COUNT_VERSION = (
+    MODELS.update()
+    .where(MODELS.c.key == sa.bindparam("model_key"))
+    .values(
+        last_number=sa.bindparam("number"),
+        version_count=MODELS.c.version_count + 1,
+        updated_us=sa.bindparam("now_us"),
+    )
+)
+
+
 def insert_version(
     connection: sa.Connection,
     model: Row,
@@ -129,26 +140,22 @@ def insert_version(
     tensors: Mapping[str, TensorSpec],
     actor: Actor,
     now_us: int,
-) -> None:
-    """Write a checked version of a locked model; `AlreadyExistsError` if the number is taken."""
-    _refuse_duplicate(connection, metadata)
+) -> ModelMetadata:
+    """Write a checked version of a locked model and return it as it was stored.
+
+    `AlreadyExistsError` if the version is taken.
+    """
     _refuse_hidden_break(connection, model, metadata, tensors)
     number = model["last_number"] + 1
-    version_key = connection.scalar(
-        VERSIONS.insert()
-        .values(_values(model, metadata, number, actor, now_us))
-        .returning(VERSIONS.c.key)
-    )
+    values = _values(model, metadata, number, actor, now_us)
+    version_key = connection.execute(_ADD_VERSION, values).scalar_one()
     if metadata.tags:
         insert_tags(connection, VERSION_TAGS, "version_key", version_key, metadata.tags)
     if tensors:
-        values = {"version_key": version_key, "tensors": encode_tensors(tensors)}
-        connection.execute(TENSORS.insert().values(values))
-    connection.execute(
-        MODELS.update()
-        .where(MODELS.c.key == model["key"])
-        .values(last_number=number, version_count=MODELS.c.version_count + 1, updated_us=now_us)
-    )
+        declared = {"version_key": version_key, "tensors": encode_tensors(tensors)}
+        connection.execute(TENSORS.insert(), declared)
+    counted = {"model_key": model["key"], "number": number, "now_us": now_us}
+    connection.execute(_COUNT_VERSION, counted)
     fact = AuditFact(
         actor=actor.name,
         action="register",
@@ -159,6 +166,15 @@ def insert_version(
         evidence={"checksum": metadata.checksum, "number": number},
     )
     changes.record(connection, fact, now_us)
+    return replace(
+        metadata,
+        tags=dict(sorted(metadata.tags.items())),
+        registered_by=actor.name,
+        updated_at=from_micros(now_us),
+        number=number,
+        revision=0,
+        aliases=(),
+    )
 
 
 def _values(
@@ -190,26 +206,22 @@ def _values(
     }
 
 
-def _refuse_duplicate(connection: sa.Connection, metadata: ModelMetadata) -> None:
-    there = look_for_version(connection, metadata.model_id, metadata.version)
-    if there is not None:
-        raise AlreadyExistsError(
-            f"the model {metadata.model_id!r} has a version {metadata.version} already "
-            f"(number {there['number']}, {there['state']}, checksum {there['checksum']!r}); "
-            "register the change under a new version"
-        )
-
-
 def _refuse_hidden_break(
     connection: sa.Connection,
     model: Row,
     metadata: ModelMetadata,
     tensors: Mapping[str, TensorSpec],
 ) -> None:
-    """A version must not break those who use its neighbour of the same major version."""
+    """A version must be new, and not break those who use its neighbour of the same major version."""
     neighbour = _neighbour(connection, model["key"], metadata.version)
     if neighbour is None or neighbour["major"] != metadata.version.major:
         return
+    if version_of(neighbour) == metadata.version:
+        raise AlreadyExistsError(
+            f"the model {metadata.model_id!r} has a version {metadata.version} already "
+            f"(number {neighbour['number']}, {neighbour['state']}, "
+            f"checksum {neighbour['checksum']!r}); register the change under a new version"
+        )
     due = due_bump(interface_of(connection, neighbour), _interface(metadata, tensors))
     if due.bump is Bump.MAJOR:
         raise ConflictError(
@@ -218,30 +230,29 @@ def _refuse_hidden_break(
         )
 
 
+_PARTS = sa.tuple_(
+    *(sa.bindparam(part, type_=sa.BigInteger) for part in ("major", "minor", "patch"))
+)
+_DESCENDING = [column.desc() for column in VERSION_ORDER.clauses]
+_OF_MODEL = sa.select(VERSIONS).where(VERSIONS.c.model_key == sa.bindparam("model_key"))
+_LATEST = _OF_MODEL.order_by(*_DESCENDING).limit(1)
+_NOT_ABOVE = _OF_MODEL.where(_PARTS >= VERSION_ORDER).order_by(*_DESCENDING).limit(1)
+_ABOVE = _OF_MODEL.where(_PARTS < VERSION_ORDER).order_by(*VERSION_ORDER.clauses).limit(1)
+
+
 def _neighbour(connection: sa.Connection, model_key: int, version: ModelVersion) -> Row | None:
-    of_model = sa.select(VERSIONS).where(VERSIONS.c.model_key == model_key)
-    here = sa.tuple_(*(sa.literal(part, sa.BigInteger) for part in version.parts))
-    below = of_model.where(here > VERSION_ORDER).order_by(*_descending()).limit(1)
-    above = of_model.where(here < VERSION_ORDER).order_by(*VERSION_ORDER.clauses).limit(1)
-    lower = connection.execute(below).mappings().one_or_none()
+    """The version itself, or the next lower one of the same major version, or the next higher one."""
+    place = {"model_key": model_key}
+    place |= {"major": version.major, "minor": version.minor, "patch": version.patch}
+    lower = connection.execute(_NOT_ABOVE, place).mappings().one_or_none()
     if lower is not None and lower["major"] == version.major:
         return lower
-    return connection.execute(above).mappings().one_or_none()
-
-
-def _descending() -> list[Any]:
-    return [column.desc() for column in VERSION_ORDER.clauses]
+    return connection.execute(_ABOVE, place).mappings().one_or_none()
 
 
 def latest_row(connection: sa.Connection, model_key: int) -> Row | None:
     """The highest version of a model."""
-    query = (
-        sa.select(VERSIONS)
-        .where(VERSIONS.c.model_key == model_key)
-        .order_by(*_descending())
-        .limit(1)
-    )
-    return connection.execute(query).mappings().one_or_none()
+    return connection.execute(_LATEST, {"model_key": model_key}).mappings().one_or_none()
 
 
 def interface_of(connection: sa.Connection, row: Row) -> Interface:

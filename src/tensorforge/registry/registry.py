@@ -126,14 +126,26 @@ class ModelRegistry(RegistryReader):
         checked, tensors, who = check_metadata(metadata), tensors or {}, actor or local_actor()
         now_us = self._now_us()
         with self._database.write() as connection:
-            earlier = request_key and earlier_answer(connection, request_key)
-            if earlier:
-                return to_metadata(find_version(connection, *earlier))
+            earlier = self._earlier_version(connection, request_key)
+            if earlier is not None:
+                return earlier
             model = model_for_writing(connection, checked.model_id, who, now_us)
-            insert_version(connection, model, checked, tensors, who, now_us)
+            kept = insert_version(connection, model, checked, tensors, who, now_us)
             if request_key:
                 remember(connection, request_key, checked.model_id, checked.version, now_us)
-            return to_metadata(find_version(connection, checked.model_id, checked.version))
+            return kept
+
+    @staticmethod
+    def _earlier_version(
+        connection: sa.Connection, request_key: RequestKey | None
+    ) -> ModelMetadata | None:
+        earlier = request_key and earlier_answer(connection, request_key)
+        if not earlier:
+            return None
+        model_id, version = earlier
+        if version is None:
+            raise ConflictError("the key was used before, to create a model")
+        return to_metadata(find_version(connection, model_id, version))
 
     def register_next(
         self,
@@ -142,6 +154,7 @@ class ModelRegistry(RegistryReader):
         least: Bump = Bump.PATCH,
         tensors: Mapping[str, TensorSpec] | None = None,
         actor: Actor | None = None,
+        request_key: RequestKey | None = None,
     ) -> tuple[ModelMetadata, DueBump]:
         """Register under the version that is due, whatever `metadata.version` says.
 
@@ -151,11 +164,16 @@ class ModelRegistry(RegistryReader):
         checked, tensors, who = check_metadata(metadata), tensors or {}, actor or local_actor()
         now_us = self._now_us()
         with self._database.write() as connection:
+            earlier = self._earlier_version(connection, request_key)
+            if earlier is not None:
+                return earlier, DueBump(least, ("registered by the same request before",))
             model = model_for_writing(connection, checked.model_id, who, now_us)
             version, due = next_version(connection, model["key"], checked, tensors, least)
             numbered = replace(checked, version=version)
-            insert_version(connection, model, numbered, tensors, who, now_us)
-            return to_metadata(find_version(connection, checked.model_id, version)), due
+            kept = insert_version(connection, model, numbered, tensors, who, now_us)
+            if request_key:
+                remember(connection, request_key, checked.model_id, version, now_us)
+            return kept, due
 
     def create_model(
         self,
@@ -165,16 +183,23 @@ class ModelRegistry(RegistryReader):
         tags: Mapping[str, str] | None = None,
         sla: Sla | None = None,
         actor: Actor | None = None,
+        request_key: RequestKey | None = None,
     ) -> RegisteredModel:
-        """Add a model without versions; `AlreadyExistsError` if the name is taken."""
+        """Add a model without versions; `AlreadyExistsError` if the name is taken.
+
+        With a `request_key`, repeating the same request returns what the first one made.
+        """
         check_name("model_id", model_id)
         check_text("description", description)
         checked, who, now_us = check_tags(tags or {}), actor or local_actor(), self._now_us()
         with self._database.write() as connection:
-            model = create_model(connection, model_id, who, now_us, description=description)
-            labels.change_model_tags(connection, model, checked, ())
-            if sla is not None:
-                self._write_sla(connection, model, sla, who, now_us)
+            if not (request_key and earlier_answer(connection, request_key)):
+                model = create_model(connection, model_id, who, now_us, description=description)
+                labels.change_model_tags(connection, model, checked, ())
+                if sla is not None:
+                    self._write_sla(connection, model, sla, who, now_us)
+                if request_key:
+                    remember(connection, request_key, model_id, None, now_us)
         return self.get_model(model_id)
 
     def set_sla(self, model_id: str, sla: Sla | None, *, actor: Actor | None = None) -> None:

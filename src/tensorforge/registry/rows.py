@@ -72,10 +72,16 @@ MODEL_QUERY = sa.select(
 """A model with its tags in one row."""
 
 
-def matches(version: ModelVersion) -> sa.ColumnElement[bool]:
-    """The condition that a row of versions has exactly this number."""
-    pairs = zip(_NUMBERS, version.parts, strict=True)
-    return sa.and_(*(column == part for column, part in pairs))
+# Statements that every request runs are built once: building them costs more than running them.
+_MODEL_BY_ID = sa.select(MODELS).where(MODELS.c.model_id == sa.bindparam("model_id"))
+_LOCKED_MODEL_BY_ID = _MODEL_BY_ID.with_for_update()
+_VERSION_BY_PARTS = VERSION_QUERY.where(
+    MODELS.c.model_id == sa.bindparam("model_id"),
+    *(column == sa.bindparam(column.name) for column in _NUMBERS),
+)
+_VERSION_BY_NUMBER = VERSION_QUERY.where(
+    MODELS.c.model_id == sa.bindparam("model_id"), VERSIONS.c.number == sa.bindparam("number")
+)
 
 
 def find_model(connection: sa.Connection, model_id: str, *, lock: bool = False) -> Row:
@@ -88,10 +94,8 @@ def find_model(connection: sa.Connection, model_id: str, *, lock: bool = False) 
 
 def look_for_model(connection: sa.Connection, model_id: str, *, lock: bool = False) -> Row | None:
     """The model's row, or `None`."""
-    query = sa.select(MODELS).where(MODELS.c.model_id == model_id)
-    if lock:
-        query = query.with_for_update()
-    return connection.execute(query).mappings().one_or_none()
+    query = _LOCKED_MODEL_BY_ID if lock else _MODEL_BY_ID
+    return connection.execute(query, {"model_id": model_id}).mappings().one_or_none()
 
 
 def find_version(connection: sa.Connection, model_id: str, version: ModelVersion) -> Row:
@@ -105,8 +109,18 @@ def find_version(connection: sa.Connection, model_id: str, version: ModelVersion
 
 def look_for_version(connection: sa.Connection, model_id: str, version: ModelVersion) -> Row | None:
     """The version's row, or `None`."""
-    query = VERSION_QUERY.where(MODELS.c.model_id == model_id, matches(version))
-    return connection.execute(query).mappings().one_or_none()
+    values = {"model_id": model_id, **_parts(version)}
+    return connection.execute(_VERSION_BY_PARTS, values).mappings().one_or_none()
+
+
+def look_for_number(connection: sa.Connection, model_id: str, number: int) -> Row | None:
+    """The row of the version with this place in the order of registration, or `None`."""
+    values = {"model_id": model_id, "number": number}
+    return connection.execute(_VERSION_BY_NUMBER, values).mappings().one_or_none()
+
+
+def _parts(version: ModelVersion) -> dict[str, int]:
+    return {"major": version.major, "minor": version.minor, "patch": version.patch}
 
 
 def version_of(row: Row) -> ModelVersion:

@@ -46,7 +46,7 @@ def reasons(records, step, **policy):
 def test_the_newest_so_many_are_kept():
     records = [record(step) for step in range(1, 6)]
     assert kept(records, max_checkpoints_per_run=2) == {4, 5}
-    assert reasons(records, 3, max_checkpoints_per_run=2) == "2 newer ones exist, 2 are kept"
+    assert reasons(records, 3, max_checkpoints_per_run=2) == "it is not among the newest 2"
 
 
 def test_without_limits_everything_is_kept():

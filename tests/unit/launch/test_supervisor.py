@@ -2,6 +2,7 @@ import signal
 
 import pytest
 
+from tensorforge.launch.coordinator_care import ATTEMPTS
 from tensorforge.launch.events import (
     CoordinatorExited,
     CoordinatorStarted,
@@ -13,6 +14,7 @@ from tensorforge.launch.events import (
     Tick,
     TrainingAborted,
     TrainingFinished,
+    WorkerConcluded,
     WorkerExited,
     WorkerJoined,
     WorkerLost,
@@ -24,15 +26,21 @@ from tensorforge.launch.instructions import (
     DumpStacks,
     End,
     Kill,
-    Promote,
     Retire,
     Say,
+    SetTarget,
     StartCoordinator,
     StartWorker,
     StopCoordinator,
+    StopTraining,
 )
 from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.supervisor import COORDINATOR_ATTEMPTS, EXPLANATION_TIMEOUT, Supervisor
+from tensorforge.launch.stacks import is_waiting_for_peers
+from tensorforge.launch.supervisor import (
+    EXPLANATION_TIMEOUT,
+    SHRINK_TIMEOUT,
+    Supervisor,
+)
 from tensorforge.testing.clock import ManualClock
 
 
@@ -44,7 +52,7 @@ class Driver:
         self.supervisor = Supervisor(SupervisionPolicy(**settings))
         self.said: list[str] = []
         self.outcome = None
-        assert self.supervisor.begin(self.clock()) == [StartCoordinator()]
+        assert self.supervisor.begin() == [StartCoordinator()]
 
     def tell(self, *events):
         done = []
@@ -77,30 +85,24 @@ def test_workers_start_when_the_coordinators_address_is_known():
     driver = Driver(workers=2, standbys=1)
     assert driver.tell(Tick()) == []
     assert driver.tell(CoordinatorStarted("127.0.0.1:1", 9)) == [
-        StartWorker("worker-0", standby=False),
-        StartWorker("worker-1", standby=False),
-        StartWorker("worker-2", standby=True),
+        SetTarget(2),
+        StartWorker("worker-0"),
+        StartWorker("worker-1"),
+        StartWorker("worker-2"),
     ]
 
 
 def test_a_killed_worker_is_replaced_at_once():
     driver = up(workers=2)
-    assert driver.tell(WorkerExited("worker-0", -9)) == [StartWorker("worker-2", standby=False)]
+    assert driver.tell(WorkerExited("worker-0", -9)) == [StartWorker("worker-2")]
     assert "worker-0 was killed by SIGKILL" in driver.said[-1]
     assert "9 of 10 restarts left" in driver.said[-1]
 
 
-def test_a_standby_steps_in_and_the_replacement_becomes_the_new_standby():
+def test_with_standbys_there_is_one_process_more_and_it_is_kept_so():
     driver = up(workers=2, standbys=1)
-    assert driver.tell(WorkerExited("worker-1", -9)) == [
-        Promote("worker-2"),
-        StartWorker("worker-3", standby=True),
-    ]
-
-
-def test_a_dead_standby_is_replaced_by_a_standby():
-    driver = up(workers=1, standbys=1)
-    assert driver.tell(WorkerExited("worker-1", -9)) == [StartWorker("worker-2", standby=True)]
+    assert driver.supervisor.workers == ("worker-0", "worker-1", "worker-2")
+    assert driver.tell(WorkerExited("worker-1", -9)) == [StartWorker("worker-3")]
 
 
 def test_a_crash_loop_slows_down_and_progress_forgives_it():
@@ -108,9 +110,9 @@ def test_a_crash_loop_slows_down_and_progress_forgives_it():
     driver.tell(WorkerExited("worker-0", -11))
     assert driver.tell(WorkerExited("worker-3", -11)) == []
     assert driver.supervisor.deadline() == driver.clock() + 0.5
-    assert driver.wait(0.5) == [StartWorker("worker-4", standby=False)]
+    assert driver.wait(0.5) == [StartWorker("worker-4")]
     driver.tell(StepCommitted(2))
-    assert driver.tell(WorkerExited("worker-4", -11)) == [StartWorker("worker-5", standby=False)]
+    assert driver.tell(WorkerExited("worker-4", -11)) == [StartWorker("worker-5")]
 
 
 def test_without_budget_the_run_goes_on_with_fewer():
@@ -124,7 +126,7 @@ def test_without_budget_the_run_goes_on_with_fewer():
 def test_without_budget_below_the_minimum_the_run_ends():
     driver = up(workers=2, min_workers=2, max_restarts=1)
     driver.tell(WorkerExited("worker-0", -9), WorkerJoined("worker-2"), StepCommitted(2))
-    assert driver.tell(WorkerExited("worker-1", -9)) == [Retire("worker-2")]
+    assert driver.tell(WorkerExited("worker-1", -9)) == [StopTraining("worker-2")]
     assert driver.tell(WorkerExited("worker-2", 0))[-1] == End(driver.outcome)
     assert driver.outcome.code == 1
     assert "restart budget is spent (1 in 3600 s)" in driver.outcome.reason
@@ -136,44 +138,74 @@ def test_the_budget_refills_with_time():
     driver.tell(WorkerExited("worker-0", -9))
     driver.wait(60.0)
     driver.tell(StepCommitted(2))
-    assert driver.tell(WorkerExited("worker-1", -9)) == [StartWorker("worker-3", standby=False)]
+    assert driver.tell(WorkerExited("worker-1", -9)) == [StartWorker("worker-3")]
 
 
-def test_asking_for_more_starts_more_and_asking_for_fewer_retires_the_newest():
+def test_asking_for_more_starts_more_within_the_limits():
     driver = up(workers=2, max_workers=4)
-    assert driver.tell(TargetChanged(9)) == [
-        StartWorker("worker-2", standby=False),
-        StartWorker("worker-3", standby=False),
-    ]
-    assert driver.tell(TargetChanged(1)) == [
-        Retire("worker-1"),
-        Retire("worker-2"),
-        Retire("worker-3"),
-    ]
-    assert driver.tell(WorkerExited("worker-3", 0)) == []
+    assert driver.tell(TargetChanged(9)) == [StartWorker("worker-2"), StartWorker("worker-3")]
     assert driver.supervisor.restarts_left(driver.clock()) == 10
 
 
-def test_a_retired_worker_that_does_not_go_is_killed():
-    driver = up(workers=2, stop_timeout=5.0)
+def test_asking_for_fewer_leaves_the_choice_to_the_coordinator():
+    driver = up(workers=3)
+    assert driver.tell(TargetChanged(2), WorkerReleased("worker-0")) == []
+    assert driver.supervisor.target == 2
+    assert driver.tell(WorkerExited("worker-0", 0)) == []
+    assert driver.wait(SHRINK_TIMEOUT) == []
+    assert driver.supervisor.workers == ("worker-1", "worker-2")
+
+
+def test_if_the_coordinator_lets_nobody_go_the_newest_are_retired():
+    driver = up(workers=3)
     driver.tell(TargetChanged(1))
+    assert driver.supervisor.deadline() == driver.clock() + SHRINK_TIMEOUT
+    assert driver.wait(SHRINK_TIMEOUT) == [Retire("worker-1"), Retire("worker-2")]
+
+
+def test_a_worker_from_elsewhere_comes_on_top_of_the_local_ones():
+    driver = up(workers=2, max_workers=4)
+    assert driver.tell(WorkerJoined("far-1")) == [SetTarget(3)]
+    assert driver.tell(TargetChanged(3), WorkerJoined("far-1")) == []
+    assert driver.tell(TargetChanged(2)) == []
+    assert driver.supervisor.target == 1
+    assert driver.tell(TargetChanged(4)) == [StartWorker("worker-2")]
+    assert driver.supervisor.target == 3
+    assert driver.tell(WorkerLost("far-1", "its stream broke")) == [SetTarget(3)]
+    assert driver.tell(TargetChanged(3)) == []
+
+
+def test_beyond_the_maximum_a_worker_from_elsewhere_stands_by():
+    driver = up(workers=2, max_workers=2)
+    assert driver.tell(WorkerJoined("far-1")) == [SetTarget(2)]
+
+
+def test_a_released_worker_that_does_not_go_is_killed():
+    driver = up(workers=2, stop_timeout=5.0)
+    driver.tell(TargetChanged(1), WorkerReleased("worker-1"))
     assert driver.wait(4.9) == []
     assert driver.wait(0.1) == [Kill("worker-1")]
     assert driver.tell(WorkerExited("worker-1", -9)) == []
 
 
-def test_a_worker_that_was_asked_to_leave_is_not_replaced():
+def test_a_worker_that_was_asked_to_leave_is_not_replaced_and_one_fewer_is_wanted():
     driver = up(workers=3)
-    assert driver.tell(WorkerReleased("worker-1"), WorkerExited("worker-1", 0)) == []
-    assert driver.supervisor.target == 2
+    done = driver.tell(WorkerReleased("worker-1"), WorkerExited("worker-1", 0))
+    assert done == [SetTarget(2)]
     assert driver.tell(WorkerReleased("worker-1")) == []
+    assert driver.tell(TargetChanged(2)) == []
     assert driver.supervisor.target == 2
+
+
+def test_at_the_minimum_a_worker_that_leaves_is_replaced():
+    driver = up(workers=2, min_workers=2)
+    assert driver.tell(WorkerReleased("worker-1")) == [SetTarget(2), StartWorker("worker-2")]
 
 
 def test_the_exit_may_be_seen_before_the_release():
     driver = up(workers=3)
     assert driver.tell(WorkerExited("worker-1", 0)) == []
-    assert driver.tell(WorkerReleased("worker-1")) == []
+    assert driver.tell(WorkerReleased("worker-1")) == [SetTarget(2)]
     assert driver.wait(EXPLANATION_TIMEOUT) == []
     assert driver.supervisor.workers == ("worker-0", "worker-2")
 
@@ -181,7 +213,7 @@ def test_the_exit_may_be_seen_before_the_release():
 def test_a_worker_that_ends_early_for_no_reason_has_failed():
     driver = up(workers=2)
     assert driver.tell(WorkerExited("worker-1", 0)) == []
-    assert driver.wait(EXPLANATION_TIMEOUT) == [StartWorker("worker-2", standby=False)]
+    assert driver.wait(EXPLANATION_TIMEOUT) == [StartWorker("worker-2")]
     assert "before the training was complete" in driver.said[-1]
 
 
@@ -211,7 +243,8 @@ def test_exits_before_the_news_of_the_finish_are_explained_by_it():
 def test_who_lingers_after_the_finish_is_killed_and_the_run_is_still_a_success():
     driver = up(workers=1, stop_timeout=5.0)
     driver.tell(TrainingFinished())
-    assert driver.wait(5.0) == [Kill("worker-0")]
+    assert driver.wait(2.5) == [Retire("worker-0")]
+    assert driver.wait(2.5) == [Kill("worker-0")]
     driver.tell(WorkerExited("worker-0", -9))
     assert driver.outcome.code == 0
 
@@ -227,24 +260,42 @@ def test_an_exception_before_training_ends_the_run_at_once():
 
 def test_an_exception_in_training_is_forgiven_once_and_ends_the_run_the_second_time():
     driver = up(workers=2)
-    assert driver.tell(WorkerExited("worker-1", 1, failure())) == [
-        StartWorker("worker-2", standby=False)
-    ]
+    assert driver.tell(WorkerExited("worker-1", 1, failure())) == [StartWorker("worker-2")]
     driver.tell(WorkerJoined("worker-2"), StepCommitted(2))
     other = failure("OSError", "io.py:1 in read")
-    assert driver.tell(WorkerExited("worker-2", 1, other)) == [
-        StartWorker("worker-3", standby=False)
-    ]
-    assert driver.tell(WorkerExited("worker-3", 1, failure())) == [Retire("worker-0")]
+    assert driver.tell(WorkerExited("worker-2", 1, other)) == [StartWorker("worker-3")]
+    assert driver.tell(WorkerExited("worker-3", 1, failure())) == [StopTraining("worker-0")]
     driver.tell(WorkerExited("worker-0", 0))
     assert driver.outcome.code == 1
     assert driver.outcome.reason.endswith(", again")
 
 
+def test_the_end_of_a_run_names_the_exception_behind_it_whichever_is_heard_first():
+    for order in (0, 1):
+        driver = up(workers=2)
+        news = [TrainingAborted("2 of 2 workers lost"), WorkerExited("worker-1", 1, failure())]
+        driver.tell(news[order], news[1 - order], WorkerExited("worker-0", 0))
+        for name in driver.supervisor.workers:
+            driver.tell(WorkerExited(name, 0))
+        assert driver.outcome.reason == "2 of 2 workers lost"
+        assert driver.outcome.failure == failure()
+
+
+def test_the_echo_of_an_end_is_no_failure_of_the_script():
+    driver = up(workers=2)
+    echo = UserFailure(
+        kind="TrainingAbortedError", message="too few workers", where="x", traceback=""
+    )
+    assert driver.tell(WorkerExited("worker-1", 1, echo)) == []
+    driver.tell(WorkerExited("worker-0", 1, echo))
+    assert driver.outcome.reason == "too few workers"
+    assert driver.outcome.failure is None
+
+
 def test_the_first_interrupt_is_graceful_and_the_second_is_not():
     driver = up(workers=2, stop_timeout=30.0)
     asked = driver.tell(StopRequested(signal.SIGINT))
-    assert asked == [Retire("worker-0"), Retire("worker-1")]
+    assert asked == [StopTraining("worker-0"), StopTraining("worker-1")]
     assert driver.tell(WorkerExited("worker-0", 0)) == []
     assert driver.tell(StopRequested(signal.SIGINT)) == [Kill("worker-1")]
     assert driver.tell(WorkerExited("worker-1", -9)) == [StopCoordinator(), End(driver.outcome)]
@@ -254,21 +305,37 @@ def test_the_first_interrupt_is_graceful_and_the_second_is_not():
 def test_a_graceful_stop_is_bounded():
     driver = up(workers=1, stop_timeout=30.0)
     driver.tell(StopRequested(signal.SIGTERM))
-    assert driver.supervisor.deadline() == driver.clock() + 30.0
-    assert driver.wait(30.0) == [Kill("worker-0")]
+    assert driver.supervisor.deadline() == driver.clock() + 15.0
+    assert driver.wait(15.0) == [Retire("worker-0")]
+    assert driver.wait(15.0) == [Kill("worker-0")]
     driver.tell(WorkerExited("worker-0", -9))
     assert driver.outcome.code == 143
 
 
 def test_training_that_finishes_while_it_is_interrupted_has_finished():
     driver = up(workers=1)
-    driver.tell(StopRequested(signal.SIGINT), TrainingFinished(), WorkerExited("worker-0", 0))
+    driver.tell(StopRequested(signal.SIGINT), TrainingFinished())
+    driver.tell(WorkerConcluded("worker-0", "complete"), WorkerExited("worker-0", 0))
     assert driver.outcome.code == 0
 
 
-def test_what_the_coordinator_ended_is_over():
+def test_training_that_stopped_because_it_was_interrupted_has_not_finished():
     driver = up(workers=1)
-    assert driver.tell(TrainingAborted("too many failures")) == [Retire("worker-0")]
+    driver.tell(StopRequested(signal.SIGINT), TrainingFinished())
+    driver.tell(WorkerConcluded("worker-0", "stopped"), WorkerExited("worker-0", 0))
+    assert driver.outcome.code == 130
+
+
+def test_a_worker_that_has_not_joined_yet_is_simply_ended_by_a_stop():
+    driver = Driver(workers=1)
+    driver.tell(CoordinatorStarted("a", 1))
+    assert driver.tell(StopRequested(signal.SIGINT)) == [Retire("worker-0")]
+
+
+def test_what_the_coordinator_ended_is_over():
+    driver = up(workers=1, stop_timeout=30.0)
+    assert driver.tell(TrainingAborted("too many failures")) == []
+    assert driver.wait(15.0) == [Retire("worker-0")]
     driver.tell(WorkerExited("worker-0", 1))
     assert (driver.outcome.code, driver.outcome.reason) == (1, "too many failures")
 
@@ -285,7 +352,7 @@ def test_a_dead_coordinator_is_started_again():
 
 def test_a_coordinator_that_does_not_stay_up_ends_the_run():
     driver = up(workers=1)
-    for _ in range(COORDINATOR_ATTEMPTS):
+    for _ in range(ATTEMPTS):
         driver.tell(CoordinatorExited(1))
         driver.wait(10.0)
     assert driver.tell(WorkerExited("worker-0", 0))[-1] == End(driver.outcome)
@@ -306,7 +373,7 @@ def test_a_worker_that_the_coordinator_gave_up_has_some_time_to_come_back():
     assert driver.wait(9.0) == []
     driver.tell(WorkerLost("worker-1", "silent for 10 s"))
     assert driver.wait(10.0) == [Kill("worker-1")]
-    assert driver.tell(WorkerExited("worker-1", -9)) == [StartWorker("worker-2", standby=False)]
+    assert driver.tell(WorkerExited("worker-1", -9)) == [StartWorker("worker-2")]
     assert "given up by the coordinator (silent for 10 s)" in driver.said[-1]
 
 
@@ -332,7 +399,7 @@ def test_without_progress_the_worker_that_is_at_work_is_the_one_that_hangs():
     assert driver.wait(0.1) == [DumpStacks("worker-0"), DumpStacks("worker-1")]
     assert driver.tell(StacksDumped("worker-0", WAITING)) == []
     assert driver.tell(StacksDumped("worker-1", AT_WORK)) == [Kill("worker-1")]
-    assert driver.tell(WorkerExited("worker-1", -9)) == [StartWorker("worker-2", standby=False)]
+    assert driver.tell(WorkerExited("worker-1", -9)) == [StartWorker("worker-2")]
     assert "worker-1 hangs: no progress for 60 s" in driver.said[-1]
 
 
@@ -348,7 +415,7 @@ def test_when_everyone_waits_there_is_a_warning_and_then_an_end():
     assert driver.tell(StacksDumped("worker-0", WAITING)) == []
     assert "every worker waits" in driver.said[-1]
     driver.wait(60.0)
-    assert driver.tell(StacksDumped("worker-0", WAITING)) == [Retire("worker-0")]
+    assert driver.tell(StacksDumped("worker-0", WAITING)) == [StopTraining("worker-0")]
     driver.tell(WorkerExited("worker-0", 0))
     assert driver.outcome.code == 1
 
@@ -360,16 +427,32 @@ def test_progress_while_the_stacks_are_collected_acquits_everyone():
     assert driver.wait(DUMP_TIMEOUT) == []
 
 
+IN_A_HOOK = """Current thread 0x00007f (most recent call first):
+  File "/x/lib/python3.11/site-packages/torch/nn/utils.py", line 7 in clip
+  File "/job/train.py", line 9 in before_update
+  File "/x/tensorforge/train/run.py", line 99 in commit
+  File "/job/train.py", line 21 in <module>
+  File "/x/tensorforge/launch/bootstrap.py", line 88 in _run_script
+"""
+
+
+def test_code_of_the_user_that_the_commit_calls_is_not_waiting():
+    assert not is_waiting_for_peers(IN_A_HOOK)
+    assert is_waiting_for_peers(WAITING)
+    assert not is_waiting_for_peers("")
+
+
 def test_a_worker_that_never_joins_hangs_too():
     driver = Driver(workers=1, hang_timeout=60.0)
     driver.tell(CoordinatorStarted("a", 1))
     assert driver.supervisor.deadline() == 60.0
-    assert driver.wait(60.0) == [DumpStacks("worker-0"), Kill("worker-0")]
+    assert driver.wait(60.0) == [DumpStacks("worker-0")]
+    assert driver.tell(StacksDumped("worker-0", AT_WORK)) == [Kill("worker-0")]
     driver.tell(WorkerExited("worker-0", -9))
     assert "did not join within 60 s" in driver.said[-1]
 
 
-@pytest.mark.parametrize("event", [WorkerExited("x", 1), WorkerJoined("x"), WorkerLost("x", "")])
+@pytest.mark.parametrize("event", [WorkerExited("x", 1), WorkerReleased("x"), WorkerLost("x", "")])
 def test_news_of_strangers_is_harmless(event):
     driver = up(workers=1)
     assert driver.tell(event) == []

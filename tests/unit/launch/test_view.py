@@ -18,7 +18,6 @@ from tensorforge.launch.events import (
     WorkerJoined,
     WorkerLost,
     WorkerStarted,
-    WorkerWarm,
 )
 from tensorforge.launch.exits import UserFailure
 from tensorforge.launch.sparkline import sparkline
@@ -37,7 +36,6 @@ def test_a_worker_is_followed_from_start_to_end():
     seen = []
     for event in (
         WorkerStarted("a", 7),
-        WorkerWarm("a"),
         WorkerJoined("a"),
         GenerationFormed(1, ("a",)),
         WorkerLost("a", "silence"),
@@ -45,8 +43,8 @@ def test_a_worker_is_followed_from_start_to_end():
     ):
         view.apply(event, 0.0)
         seen.append(view.workers["a"].state)
-    assert seen[:5] == ["starting", "warm", "joined", "training", "lost"]
-    assert seen[5].startswith("was killed by SIGKILL")
+    assert seen[:4] == ["starting", "joined", "training", "lost"]
+    assert seen[4].startswith("was killed by SIGKILL")
 
 
 def test_a_worker_outside_the_generation_stands_by():

@@ -26,7 +26,7 @@ KIB = 1024
 
 @pytest.fixture
 def arena():
-    with TensorArena(64 * KIB, small_block=0) as arena:
+    with TensorArena(64 * KIB) as arena:
         yield arena
 
 

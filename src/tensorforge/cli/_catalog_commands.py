@@ -1,0 +1,349 @@
+"""`tensorforge checkpoint runs | gc | restore-plan | rebuild | audit`: the commands that ask the catalog."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from tensorforge.catalog import (
+    CheckpointManager,
+    CheckpointRecord,
+    CheckpointState,
+    GcPolicy,
+    RestoreCriteria,
+    RestorePlan,
+    RetentionDecision,
+    rebuild,
+    remover,
+    sweep,
+    verify,
+)
+from tensorforge.encoding import encode
+from tensorforge.errors import InvalidInputError, NotFoundError
+from tensorforge.storage.blobs import BlobStore
+from tensorforge.storage.opening import open_store
+
+Store = Annotated[
+    str,
+    typer.Option("--store", envvar="TENSORFORGE_STORE", help="Folder or URL with the files."),
+]
+Catalog = Annotated[
+    str,
+    typer.Option("--catalog", envvar="TENSORFORGE_CATALOG", help="SQLite file or database URL."),
+]
+Run = Annotated[str | None, typer.Option("--run", help="Only this run.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+DEFAULT_STORE = "./checkpoints"
+DEFAULT_CATALOG = "./checkpoints.db"
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    manager: CheckpointManager
+    store: BlobStore
+
+
+@contextlib.contextmanager
+def _opened(store_url: str, catalog_url: str, policy: GcPolicy | None = None) -> Iterator[_Opened]:
+    store = open_store(store_url)
+    try:
+        with CheckpointManager(
+            policy, database=catalog_url, remove_files=remover(store)
+        ) as manager:
+            yield _Opened(manager, store)
+    finally:
+        store.close()
+
+
+def runs(
+    catalog: Catalog = DEFAULT_CATALOG,
+    json_output: AsJson = False,
+) -> None:
+    """List the runs that have checkpoints."""
+    with CheckpointManager(database=catalog) as manager:
+        found = manager.list_runs()
+    if json_output:
+        typer.echo(json.dumps([encode(run)["data"] for run in found]))
+        return
+    table = Table("run", "checkpoints", "size", "last step", "last saved")
+    for run in found:
+        table.add_row(
+            run.training_run_id,
+            str(run.checkpoints),
+            _size(run.size_bytes),
+            str(run.last_step),
+            f"{run.last_created_at:%Y-%m-%d %H:%M:%S}",
+        )
+    Console().print(table)
+
+
+def gc(
+    store: Store = DEFAULT_STORE,
+    catalog: Catalog = DEFAULT_CATALOG,
+    run: Run = None,
+    keep: Annotated[int | None, typer.Option(help="Keep the newest so many of each run.")] = 10,
+    max_age: Annotated[
+        str | None, typer.Option(help="Delete older ones: 90s, 30m, 12h, 7d.")
+    ] = None,
+    keep_best: Annotated[int, typer.Option(help="Keep so many with the best metric.")] = 0,
+    metric: Annotated[str, typer.Option(help="Which metric tells the best.")] = "loss",
+    higher_is_better: Annotated[bool, typer.Option(help="By default lower is better.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    json_output: AsJson = False,
+) -> None:
+    """Delete what nobody needs any more, and clean up after crashed saves.
+
+    The newest restorable and the newest verified checkpoint of a run stay in any case, and so does whatever
+    a kept checkpoint builds on.
+    """
+    policy = GcPolicy(
+        max_checkpoints_per_run=keep,
+        max_age_seconds=None if max_age is None else parse_duration(max_age),
+        keep_best_n=keep_best,
+        metric_key=metric,
+        metric_ascending=not higher_is_better,
+    )
+    with _opened(store, catalog, policy) as opened:
+        if not dry_run:
+            sweep(opened.manager, opened.store)
+        decisions = list(opened.manager.retention(training_run_id=run))
+        gone = () if dry_run else opened.manager.gc(training_run_id=run)
+    if json_output:
+        typer.echo(json.dumps(_gc_json(decisions, gone, dry_run=dry_run)))
+    else:
+        _print_decisions(decisions, gone, dry_run=dry_run)
+
+
+def restore_plan(
+    run: Annotated[str, typer.Argument(help="The run to restore.")],
+    catalog: Catalog = DEFAULT_CATALOG,
+    max_step: Annotated[int | None, typer.Option(help="Nothing after this step.")] = None,
+    max_epoch: Annotated[int | None, typer.Option(help="Nothing after this epoch.")] = None,
+    prefer_full: Annotated[bool, typer.Option(help="Rather one that stands alone.")] = False,
+    json_output: AsJson = False,
+) -> None:
+    """Explain which checkpoint a restore would take, why that one, and how long it will take."""
+    criteria = RestoreCriteria(
+        training_run_id=run, max_step=max_step, max_epoch=max_epoch, prefer_full=prefer_full
+    )
+    with CheckpointManager(database=catalog) as manager:
+        plan = manager.restore_plan(criteria)
+    if not plan.candidates:
+        raise NotFoundError(f"the catalog {catalog} knows no checkpoint of run {run!r}")
+    if json_output:
+        typer.echo(json.dumps(_plan_json(plan)))
+    else:
+        _print_plan(plan)
+    if plan.chosen is None:
+        raise typer.Exit(1)
+
+
+def rebuild_catalog(
+    store: Store = DEFAULT_STORE,
+    catalog: Catalog = DEFAULT_CATALOG,
+    json_output: AsJson = False,
+) -> None:
+    """Enter every checkpoint of the store into the catalog, from the manifests alone."""
+    with _opened(store, catalog) as opened:
+        report = rebuild(opened.manager, opened.store)
+    if json_output:
+        typer.echo(json.dumps(encode(report)["data"]))
+        return
+    typer.echo(
+        f"{len(report.adopted)} entered, {len(report.corrupted)} of no use, "
+        f"{len(report.foreign)} not saved through a catalog"
+    )
+    for prefix in report.foreign:
+        typer.echo(f"  not through a catalog: {prefix}")
+
+
+def audit(
+    store: Store = DEFAULT_STORE,
+    catalog: Catalog = DEFAULT_CATALOG,
+    run: Run = None,
+    json_output: AsJson = False,
+) -> None:
+    """Read every byte of every complete checkpoint and mark what is damaged. Exits with 1 if any is."""
+    with _opened(store, catalog) as opened:
+        found = _audit(opened, run, show=not json_output)
+    if json_output:
+        typer.echo(json.dumps(found))
+    else:
+        for name, message in found["damaged"].items():
+            typer.secho(f"{name}: {message}", fg=typer.colors.RED)
+        typer.echo(f"{len(found['intact'])} intact, {len(found['damaged'])} damaged")
+    if found["damaged"]:
+        raise typer.Exit(1)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the catalog's commands to `tensorforge checkpoint`."""
+    app.command("runs")(runs)
+    app.command("gc")(gc)
+    app.command("restore-plan")(restore_plan)
+    app.command("rebuild")(rebuild_catalog)
+    app.command("audit")(audit)
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `90s`, `30m`, `12h`, `7d` or a plain number."""
+    number, unit = (text[:-1], _UNITS[text[-1:]]) if text[-1:] in _UNITS else (text, 1.0)
+    try:
+        return float(number) * unit
+    except ValueError:
+        raise InvalidInputError(f"{text!r} is no duration; write 90s, 30m, 12h or 7d") from None
+
+
+def _audit(opened: _Opened, run: str | None, *, show: bool) -> dict[str, Any]:
+    names = [each.training_run_id for each in opened.manager.list_runs()] if run is None else [run]
+    ids = [
+        record.checkpoint_id
+        for name in names
+        for record in opened.manager.list_for_run(name)
+        if record.state is CheckpointState.COMPLETE
+    ]
+    intact: list[str] = []
+    damaged: dict[str, str] = {}
+    with Progress(disable=not show, transient=True) as bar:
+        for number, checkpoint_id in enumerate(ids, 1):
+            record = opened.manager.get(checkpoint_id)
+            if record is None or record.state is not CheckpointState.COMPLETE:
+                damaged[checkpoint_id] = "one below it is damaged"
+                continue
+            task = bar.add_task(f"{number} of {len(ids)}", total=None)
+            report = verify(
+                opened.manager,
+                opened.store,
+                checkpoint_id,
+                lambda done, total, task=task: bar.update(task, completed=done, total=total),  # type: ignore[misc]  # bound early
+            )
+            bar.remove_task(task)
+            if report.is_valid:
+                intact.append(checkpoint_id)
+            else:
+                damaged[checkpoint_id] = report.errors[0].message
+    return {"intact": intact, "damaged": damaged}
+
+
+def _print_decisions(
+    decisions: Sequence[RetentionDecision], gone: Sequence[str], *, dry_run: bool
+) -> None:
+    table = Table("", "run", "checkpoint", "step", "size", "why")
+    for decision in decisions:
+        record = decision.record
+        mark = "[green]keep[/]" if decision.keep else "[red]delete[/]"
+        why = "; ".join(decision.reasons)
+        table.add_row(mark, record.training_run_id, *_columns(record), why)
+    Console().print(table)
+    freed = sum(d.record.size_bytes for d in decisions if not d.keep)
+    count = sum(not d.keep for d in decisions) if dry_run else len(gone)
+    typer.echo(f"{'would delete' if dry_run else 'deleted'} {count}, {_size(freed)}")
+
+
+def _gc_json(
+    decisions: Sequence[RetentionDecision], gone: Sequence[str], *, dry_run: bool
+) -> dict[str, Any]:
+    return {
+        "dry_run": dry_run,
+        "deleted": list(gone),
+        "decisions": [
+            {
+                "checkpoint_id": decision.checkpoint_id,
+                "training_run_id": decision.record.training_run_id,
+                "step": decision.record.step,
+                "size_bytes": decision.record.size_bytes,
+                "keep": decision.keep,
+                "reasons": list(decision.reasons),
+            }
+            for decision in decisions
+        ],
+    }
+
+
+def _print_plan(plan: RestorePlan) -> None:
+    table = Table("", "checkpoint", "step", "size", "type", "chain", "to read", "why")
+    for candidate in plan.candidates:
+        record = candidate.record
+        is_chosen = candidate is plan.chosen
+        why = candidate.score.refusal or ("the best score" if is_chosen else _weaker(plan, record))
+        table.add_row(
+            "→" if is_chosen else "",
+            *_columns(record),
+            record.checkpoint_type.value,
+            str(len(candidate.chain) or "-"),
+            _size(candidate.bytes_to_read),
+            why,
+        )
+    Console().print(table)
+    if plan.chosen is None:
+        typer.secho("nothing qualifies", fg=typer.colors.RED)
+        return
+    names = " → ".join(record.checkpoint_id for record in plan.chosen.chain)
+    typer.echo(f"restore {names}")
+    if plan.rates is None:
+        typer.echo("no restore was measured yet, so there is no estimate of the time")
+    else:
+        typer.echo(
+            f"about {(plan.estimated_ms or 0) / 1000:.1f} s, from {plan.rates.measurements} "
+            f"measured restores at {plan.rates.bytes_per_ms / 1e3:.0f} MB/s"
+        )
+
+
+def _weaker(plan: RestorePlan, record: CheckpointRecord) -> str:
+    chosen = plan.chosen
+    if chosen is None:
+        return ""
+    if plan.criteria.prefer_full and chosen.record.is_self_contained != record.is_self_contained:
+        return "it does not stand alone"
+    if record.step < chosen.record.step:
+        return f"{chosen.record.step - record.step} steps older"
+    return "a longer chain, or older, at the same step"
+
+
+def _plan_json(plan: RestorePlan) -> dict[str, Any]:
+    chosen = plan.chosen
+    return {
+        "chosen": None if chosen is None else chosen.record.checkpoint_id,
+        "chain": [] if chosen is None else [record.checkpoint_id for record in chosen.chain],
+        "bytes_to_read": 0 if chosen is None else chosen.bytes_to_read,
+        "estimated_ms": plan.estimated_ms,
+        "rates": None if plan.rates is None else encode(plan.rates)["data"],
+        "candidates": [
+            {
+                "checkpoint_id": candidate.record.checkpoint_id,
+                "step": candidate.record.step,
+                "type": candidate.record.checkpoint_type.value,
+                "chain_length": len(candidate.chain),
+                "refusal": candidate.score.refusal or None,
+                "score": {
+                    "completeness": candidate.score.completeness,
+                    "type_preference": candidate.score.type_preference,
+                    "recency": candidate.score.recency,
+                    "chain": candidate.score.chain,
+                },
+            }
+            for candidate in plan.candidates
+        ],
+    }
+
+
+def _columns(record: CheckpointRecord) -> tuple[str, str, str]:
+    return record.checkpoint_id, str(record.step), _size(record.size_bytes)
+
+
+def _size(count: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"

@@ -1,0 +1,111 @@
+"""`tensorforge chaos`: a seeded storm against a running job."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import secrets
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tensorforge.cli._cluster import AsJson, Ca, Cert, Key, Token, TokenFile, connect
+from tensorforge.errors import InvalidInputError, UnavailableError
+from tensorforge.launch.storm import Strike, parse_kinds, plan_storm
+
+app = typer.Typer(help="A seeded storm against a running job, and what survived it.")
+
+
+@app.command()
+def chaos(
+    run_dir: Annotated[
+        Path | None, typer.Option(help="The folder of a run started by `tensorforge run`.")
+    ] = None,
+    coordinator: Annotated[
+        str | None, typer.Option("--coordinator", "-c", help="HOST:PORT of the coordinator.")
+    ] = None,
+    kinds: Annotated[
+        str, typer.Option(help="kill, freeze, leave, join, coordinator-kill; or all.")
+    ] = "all",
+    rate: Annotated[float, typer.Option(help="Strikes per second, on average.")] = 0.2,
+    duration: Annotated[float, typer.Option(help="Seconds that the storm lasts.")] = 30.0,
+    freeze_seconds: Annotated[float, typer.Option(help="How long a freeze lasts, about.")] = 3.0,
+    seed: Annotated[int | None, typer.Option(help="The same seed gives the same storm.")] = None,
+    settle: Annotated[
+        float, typer.Option(help="Seconds for the job to recover, or to end, afterwards.")
+    ] = 60.0,
+    until_end: Annotated[
+        bool, typer.Option("--until-end", help="Judge when the job has ended.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the storm without carrying it out.")
+    ] = False,
+    token: Token = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json_output: AsJson = False,
+) -> None:
+    """Kill, freeze, remove and add workers at random, then check that the job kept its promises.
+
+    Processes are hit only on this machine. Exit code 1: a promise was broken.
+    """
+    from tensorforge.launch.chaos import Blow, Job, Storm, judge
+    from tensorforge.launch.rundir import TOKEN_FILE, read_record
+
+    chosen = secrets.randbelow(2**31) if seed is None else seed
+    plan = plan_storm(
+        seed=chosen,
+        duration=duration,
+        rate=rate,
+        kinds=parse_kinds(kinds),
+        freeze_seconds=freeze_seconds,
+    )
+    if dry_run:
+        _show_plan(plan.strikes, chosen, json_output=json_output)
+        return
+    if run_dir is None and coordinator is None:
+        raise InvalidInputError("which job? name its --run-dir or its --coordinator")
+    if coordinator is None and run_dir is not None:
+        coordinator = read_record(run_dir).coordinator_address
+        if token is None and token_file is None and (run_dir / TOKEN_FILE).exists():
+            token_file = run_dir / TOKEN_FILE
+    if coordinator is None:
+        raise UnavailableError(f"the run in {run_dir} has no coordinator yet; try again later")
+
+    def say(blow: Blow) -> None:
+        if not json_output:
+            whom = blow.victim or "nobody"
+            typer.echo(f"{blow.at:7.2f} s  {blow.kind.value:<16} {whom:<12} {blow.note}")
+
+    job = Job(connect(coordinator, token, token_file, ca, cert, key), coordinator, run_dir)
+    try:
+        view = job.open()
+        if not json_output:
+            typer.echo(f"storm {chosen}: {len(plan.strikes)} strikes in {duration:g} s")
+            typer.echo(f"against {len(view.workers)} workers, generation {view.generation}")
+        blows = Storm(plan, job, say).rage()
+        report = judge(job, settle=settle, until_end=until_end, blows=blows)
+    finally:
+        job.close()
+    if json_output:
+        told = dataclasses.asdict(report) | {"seed": chosen, "survived": report.survived}
+        typer.echo(json.dumps(told, default=lambda kind: kind.value))
+    else:
+        for verdict in report.verdicts:
+            mark = "held  " if verdict.holds else "BROKEN"
+            typer.echo(f"{mark}  {verdict.name}: {verdict.detail}")
+    if not report.survived:
+        raise typer.Exit(1)
+
+
+def _show_plan(strikes: tuple[Strike, ...], seed: int, *, json_output: bool) -> None:
+    plain = [dataclasses.asdict(strike) for strike in strikes]
+    if json_output:
+        typer.echo(json.dumps({"seed": seed, "strikes": plain}, default=lambda kind: kind.value))
+        return
+    typer.echo(f"storm {seed}: {len(plain)} strikes")
+    for strike in plain:
+        typer.echo(f"{strike['at']:7.2f} s  {strike['kind'].value}")

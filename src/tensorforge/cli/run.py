@@ -1,0 +1,134 @@
+"""`tensorforge run`: train a script on local workers that may come and go."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.launch.instructions import Outcome
+from tensorforge.launch.policy import SupervisionPolicy
+from tensorforge.launch.settings import LaunchSettings
+
+app = typer.Typer(help="Train a script on local workers that may come and go.")
+
+
+@app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
+def run(
+    script: Annotated[str, typer.Argument(help="The training script, or a module with -m.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Passed on to the script as they are.")
+    ] = None,
+    workers: Annotated[int, typer.Option("--workers", "-n", help="How many to start with.")] = 1,
+    min_workers: Annotated[int, typer.Option(help="Training pauses below this.")] = 1,
+    max_workers: Annotated[int | None, typer.Option(help="`scale` goes no higher.")] = None,
+    standbys: Annotated[
+        int, typer.Option(help="More workers, kept warm to take the place of one that fails.")
+    ] = 0,
+    module: Annotated[
+        bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")
+    ] = False,
+    run_dir: Annotated[
+        Path | None,
+        typer.Option(help="Journal, logs and checkpoints; an interrupted run goes on there."),
+    ] = None,
+    max_restarts: Annotated[int, typer.Option(help="How many dead workers are replaced…")] = 10,
+    restart_window: Annotated[float, typer.Option(help="…within so many seconds.")] = 3600.0,
+    hang_timeout: Annotated[
+        float, typer.Option(help="Seconds without progress that make a hang; 0: never.")
+    ] = 300.0,
+    stop_timeout: Annotated[
+        float, typer.Option(help="Seconds that a graceful stop may take.")
+    ] = 30.0,
+    heartbeat_timeout: Annotated[
+        float, typer.Option(help="Seconds of silence after which a worker counts as lost.")
+    ] = 10.0,
+    stability_window: Annotated[
+        float, typer.Option(help="Seconds of quiet before joiners are taken in.")
+    ] = 1.0,
+    rescale_timeout: Annotated[
+        float, typer.Option(help="Seconds that a rescale, or a pause, may take.")
+    ] = 30.0,
+    failure_tolerance: Annotated[
+        int, typer.Option(help="Per cent of the workers that may be lost between two steps.")
+    ] = 50,
+    max_failures: Annotated[
+        int, typer.Option(help="So many failures in a row without a step between end the run.")
+    ] = 3,
+    host: Annotated[
+        str, typer.Option(help="Where the coordinator listens; workers elsewhere join there.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="Its port; 0 picks a free one.")] = 0,
+    plain: Annotated[bool, typer.Option("--plain", help="Plain lines, on a terminal too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
+) -> None:
+    """Train SCRIPT; its options come after its name.
+
+    Dead workers are replaced, hung ones too. Interrupt once to stop after the current step with a
+    checkpoint, twice to stop at once. Exit code 0: training finished; 1: it failed; 130: interrupted.
+    """
+    from tensorforge.launch.displays import choose_display
+    from tensorforge.launch.launcher import Launcher
+
+    settings = LaunchSettings(
+        script=script,
+        arguments=tuple(arguments or ()),
+        as_module=module,
+        run_dir=run_dir or default_run_dir(script),
+        host=host,
+        port=port,
+        config=ElasticTrainingConfig(
+            min_workers=min_workers,
+            max_workers=max_workers,
+            rescale_timeout_ms=round(rescale_timeout * 1000),
+            max_consecutive_failures=max_failures,
+            stability_window_ms=round(stability_window * 1000),
+            worker_heartbeat_timeout_ms=round(heartbeat_timeout * 1000),
+            failure_tolerance_percentage=failure_tolerance,
+        ),
+        policy=SupervisionPolicy(
+            workers=workers,
+            min_workers=min_workers,
+            max_workers=max_workers,
+            standbys=standbys,
+            max_restarts=max_restarts,
+            restart_window=restart_window,
+            hang_timeout=hang_timeout or None,
+            stop_timeout=stop_timeout,
+            lost_timeout=max(heartbeat_timeout, 1.0),
+        ),
+    )
+    started = time.monotonic()
+    if not as_json:
+        typer.echo(f"tensorforge: run folder {settings.run_dir}")
+    outcome = Launcher(settings, choose_display(as_json=as_json, plain=plain)).run()
+    show_outcome(outcome, settings.run_dir, time.monotonic() - started, as_json=as_json)
+    raise typer.Exit(outcome.code)
+
+
+def default_run_dir(script: str) -> Path:
+    """A folder of its own for each run, named after the script and the time."""
+    now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{Path(script).stem}-{now}"
+
+
+def show_outcome(outcome: Outcome, folder: Path, seconds: float, *, as_json: bool) -> None:
+    """Say how it ended; of a failure, with the worker's own traceback."""
+    if as_json:
+        told = {"event": "outcome", **dataclasses.asdict(outcome), "run_dir": str(folder)}
+        typer.echo(json.dumps({**told, "seconds": round(seconds, 3)}))
+    if outcome.code == 0:
+        if not as_json:
+            typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); logs in {folder}")
+        return
+    failure = outcome.failure
+    if failure is not None and failure.traceback:
+        typer.echo(f"the traceback of {outcome.worker}:\n{failure.traceback.rstrip()}", err=True)
+    typer.secho(f"error: {outcome.reason}", err=True, fg=typer.colors.RED)
+    typer.echo(f"logs: {folder / 'logs'}", err=True)

@@ -1,0 +1,73 @@
+"""`tensorforge serve`: the registry over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Annotated
+
+import typer
+
+from tensorforge.errors import InvalidInputError
+from tensorforge.registry.limits import Limits
+from tensorforge.registry.registry import ModelRegistry
+from tensorforge.registry.service.server import ServerSettings
+from tensorforge.registry.service.server import serve as run_server
+from tensorforge.registry.tokens import DatabaseTokens
+
+app = typer.Typer(help="Serve the registry over HTTP: REST, MLflow's API, metrics.")
+
+DEFAULT_DATABASE = "registry.db"
+DatabaseOption = Annotated[
+    str,
+    typer.Option(
+        envvar="TENSORFORGE_REGISTRY",
+        help="Where the registry lies: a path (SQLite) or a postgresql:// URL.",
+    ),
+]
+
+
+@app.callback(invoke_without_command=True)
+def serve(
+    database: DatabaseOption = DEFAULT_DATABASE,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port to listen on.", min=1, max=65535)] = 8600,
+    workers: Annotated[int, typer.Option(help="Processes that answer.", min=1)] = 1,
+    rate: Annotated[float, typer.Option(help="Requests per second and token, for long.")] = 2000.0,
+    max_body: Annotated[int, typer.Option(help="The longest body, in bytes.", min=1)] = 1_000_000,
+    allow_private_webhooks: Annotated[
+        bool, typer.Option(help="Let webhooks reach loopback, link-local and private addresses.")
+    ] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one line of JSON when ready.")
+    ] = False,
+) -> None:
+    """Serve until interrupted. Every request needs a token: `tensorforge registry token create`."""
+    limits = Limits(rate=rate, burst=max(1, int(rate * 2)), body_bytes=max_body)
+    settings = ServerSettings(
+        database=database,
+        host=host,
+        port=port,
+        workers=workers,
+        limits=limits,
+        allow_private_webhooks=allow_private_webhooks,
+    )
+    with ModelRegistry(database) as registry:
+        if registry.database.is_in_memory:
+            raise InvalidInputError("a registry in memory cannot be served: name a file or a URL")
+        tokens = len(DatabaseTokens(registry.database).records())
+    _announce(settings, tokens, as_json=as_json)
+    run_server(settings)
+
+
+def _announce(settings: ServerSettings, tokens: int, *, as_json: bool) -> None:
+    url = f"http://{settings.host}:{settings.port}"
+    if as_json:
+        typer.echo(json.dumps({"url": url, "pid": os.getpid(), "tokens": tokens}))
+        return
+    typer.echo(f"Registry on {url} (REST: /api/v1, MLflow: {url}, description: /openapi.json)")
+    if not tokens:
+        typer.echo(
+            "There is no token yet, so nobody can use it: "
+            "tensorforge registry token create ME --scope registry:read"
+        )

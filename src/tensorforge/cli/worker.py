@@ -1,0 +1,76 @@
+"""`tensorforge worker`: join a run from anywhere."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tensorforge.cli._cluster import Address, AsJson, Ca, Cert, Key, Token, TokenFile, connect
+from tensorforge.elastic.token_files import read_token
+from tensorforge.errors import ConflictError, NotFoundError, PermissionDeniedError
+
+app = typer.Typer(help="Join a run from anywhere.")
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def worker(
+    script: Annotated[str, typer.Argument(help="The script that the other workers run, too.")],
+    coordinator: Address,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(help="Passed on to the script as they are.")
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option("--id", help="The worker's name; by default host and process.")
+    ] = None,
+    module: Annotated[
+        bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")
+    ] = False,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Logs and checkpoints; the same for all workers.")
+    ] = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
+    json_output: AsJson = False,
+) -> None:
+    """Run SCRIPT as one more worker of the run that the coordinator leads.
+
+    The process becomes the worker: SIGTERM makes it leave after its step, SIGUSR1 shows its stacks, and
+    its exit code is the script's.
+    """
+    if not module and not Path(script).is_file():
+        raise NotFoundError(f"the script {script} does not exist")
+    with connect(coordinator, token, token_file, ca, cert, key) as client:
+        try:
+            view = client.status()
+        except PermissionDeniedError:
+            view = None  # a token that may join need not be one that may look
+    if view is not None and view.ended is not None:
+        raise ConflictError(f"the run is over ({view.ended.outcome}): {view.ended.reason}")
+    if token_file is not None:
+        token = read_token(token_file)
+    chosen = name or f"{socket.gethostname()}-{os.getpid()}"
+    variables = {
+        "TENSORFORGE_COORDINATOR": coordinator,
+        "TENSORFORGE_WORKER_ID": chosen,
+        "TENSORFORGE_TOKEN": token,
+        "TENSORFORGE_RUN_DIR": None if run_dir is None else str(run_dir.absolute()),
+        "TENSORFORGE_CA": ca,
+        "TENSORFORGE_CERT": cert,
+        "TENSORFORGE_KEY": key,
+    }
+    told = {"worker": chosen, "coordinator": coordinator, "pid": os.getpid()}
+    typer.echo(json.dumps(told) if json_output else f"{chosen} joins {coordinator}")
+    sys.stdout.flush()
+    flag = ["-m"] if module else []
+    command = [sys.executable, "-m", "tensorforge.launch.bootstrap", *flag, script]
+    given = {key: str(value) for key, value in variables.items() if value is not None}
+    os.execve(sys.executable, [*command, *(arguments or ())], {**os.environ, **given})  # noqa: S606

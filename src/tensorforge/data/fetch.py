@@ -1,0 +1,228 @@
+"""A worker's side that takes: one range from a peer or from the origin into the local store."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from tensorforge.cluster.worker import WorkerId
+from tensorforge.data.buffers import BufferHandle, BufferPool, HostBuffers
+from tensorforge.data.packed import Origin
+from tensorforge.data.segment import BLOCK, checksum
+from tensorforge.data.shards import DataShard
+from tensorforge.data.store import PartFile, ShardStore, checksum_of_checksums
+from tensorforge.data.wire import (
+    CHUNK_HEADER,
+    NONCE_BYTES,
+    PROTOCOL,
+    VERSION,
+    Connection,
+    Credentials,
+    Greeting,
+    ShardReply,
+    ShardRequest,
+)
+from tensorforge.errors import (
+    CapacityError,
+    EncodingError,
+    IntegrityError,
+    TransferCancelledError,
+    UnavailableError,
+)
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes that were just verified and written."""
+
+
+class Cancellation:
+    """A wish to stop, shared by all transfers of a plan; it cuts connections that are waiting."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._sockets: set[socket.socket] = set()
+
+    def cancel(self) -> None:
+        """Stop everything that checks; doing it again changes nothing."""
+        self._event.set()
+        with self._lock:
+            for sock in self._sockets:
+                with contextlib.suppress(OSError):
+                    sock.shutdown(socket.SHUT_RDWR)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether `cancel` was called."""
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> None:
+        """Sleep, but not past a cancellation."""
+        self._event.wait(seconds)
+
+    def check(self) -> None:
+        """Raise `TransferCancelledError` once cancelled."""
+        if self._event.is_set():
+            raise TransferCancelledError("the transfer was cancelled")
+
+    @contextlib.contextmanager
+    def watching(self, sock: socket.socket) -> Iterator[None]:
+        """Let `cancel` cut this connection."""
+        with self._lock:
+            self._sockets.add(sock)
+        try:
+            self.check()
+            yield
+        finally:
+            with self._lock:
+                self._sockets.discard(sock)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fetcher:
+    """Brings ranges into `store`. Nothing is added to the store before all of a range was verified."""
+
+    store: ShardStore
+    name: str = "worker"
+    origin: Origin | None = None
+    credentials: Credentials = field(default_factory=Credentials)
+    buffers: BufferPool = field(default_factory=lambda: HostBuffers(16 * BLOCK))
+    tls: ssl.SSLContext | None = None
+    timeout: float = 10.0
+
+    def from_peer(
+        self,
+        source: WorkerId,
+        shard: DataShard,
+        generation: int,
+        cancellation: Cancellation,
+        progress: Progress,
+    ) -> None:
+        """Fetch a range from the worker that holds it, going on where an earlier attempt ended.
+
+        A broken or damaged transfer is an `UnavailableError`: what was verified stays for the next attempt.
+        """
+        with (
+            self._receiving(shard) as part,
+            self._lent() as memory,
+            self._connected(source, cancellation) as connection,
+        ):
+            self._open(connection, part, generation)
+            _receive_chunks(connection, part, memory.buffer(), cancellation, progress)
+            part.commit()
+
+    def from_origin(self, shard: DataShard, cancellation: Cancellation, progress: Progress) -> None:
+        """Fetch a range from the origin store."""
+        if self.origin is None:
+            raise UnavailableError("there is no origin store to fetch from")
+        with self._receiving(shard) as part:
+            stream = self.origin.open_range(shard.start_index, shard.end_index)
+            part.begin(stream.body_bytes)
+            done = -(-part.verified_bytes // BLOCK)
+            here = checksum_of_checksums([stream.block_checksum(n) for n in range(done)])
+            if done and here != part.prefix_checksum:
+                part.restart()
+                done = 0
+            for number in range(done, stream.blocks):
+                cancellation.check()
+                with self._lent():
+                    block = stream.block(number)
+                    part.append(block)
+                progress(len(block))
+            part.commit()
+
+    @contextlib.contextmanager
+    def _receiving(self, shard: DataShard) -> Iterator[PartFile]:
+        with self.store.receive(shard.start_index, shard.end_index) as part:
+            try:
+                yield part
+            except CapacityError:
+                part.discard()  # what cannot be finished must not fill the disk
+                raise
+
+    @contextlib.contextmanager
+    def _lent(self) -> Iterator[BufferHandle]:
+        handle = self.buffers.acquire(BLOCK, self.timeout)
+        try:
+            yield handle
+        finally:
+            handle.free()
+
+    @contextlib.contextmanager
+    def _connected(self, source: WorkerId, cancellation: Cancellation) -> Iterator[Connection]:
+        try:
+            raw = socket.create_connection((source.hostname, source.port), self.timeout)
+        except OSError as error:
+            raise UnavailableError(f"cannot connect to {source}: {error}") from error
+        with raw, cancellation.watching(raw):
+            try:
+                if self.tls is None:
+                    yield Connection(raw, str(source))
+                    return
+                with self.tls.wrap_socket(raw, server_hostname=source.hostname) as sock:
+                    yield Connection(sock, str(source))
+            except ssl.SSLError as error:
+                raise UnavailableError(f"no secure connection to {source}: {error}") from error
+            except UnavailableError:
+                cancellation.check()  # a connection that we cut ourselves is no failure of the peer
+                raise
+
+    def _open(self, connection: Connection, part: PartFile, generation: int) -> None:
+        """Agree with the server on the offset to begin at."""
+        greeting = connection.receive(Greeting)
+        if (greeting.protocol, greeting.version) != (PROTOCOL, VERSION):
+            raise EncodingError(
+                f"{connection.peer} speaks {greeting.protocol} {greeting.version}, not {PROTOCOL} {VERSION}"
+            )
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        request = ShardRequest(
+            worker=self.name,
+            generation=generation,
+            dataset_size=self.store.info.size,
+            start=part.start,
+            stop=part.stop,
+            offset=part.verified_bytes,
+            prefix=part.prefix_checksum,
+            nonce=nonce,
+        )
+        connection.send(request, self.credentials, greeting.nonce)
+        reply = connection.receive(ShardReply, self.credentials, nonce)
+        reply.require()
+        part.begin(reply.body_bytes)
+        if reply.offset != part.verified_bytes:
+            part.restart()
+        if reply.offset != part.verified_bytes:
+            raise EncodingError(
+                f"{connection.peer} begins at {reply.offset}, not where it was asked"
+            )
+
+
+def _receive_chunks(
+    connection: Connection,
+    part: PartFile,
+    memory: memoryview,
+    cancellation: Cancellation,
+    progress: Progress,
+) -> None:
+    header = memoryview(bytearray(CHUNK_HEADER.size))
+    while not part.is_complete:
+        cancellation.check()
+        connection.receive_into(header)
+        length, expected = CHUNK_HEADER.unpack(header)
+        if length != min(BLOCK, part.body_bytes - part.verified_bytes):
+            raise UnavailableError(f"{connection.peer} sent a chunk of {length} bytes")
+        block = memory[:length]
+        connection.receive_into(block)
+        found = checksum(block)
+        if found != expected:
+            damage = IntegrityError(
+                f"a chunk at {part.verified_bytes} from {connection.peer} arrived damaged: "
+                f"CRC-32C {found:08x}, expected {expected:08x}"
+            )
+            raise UnavailableError(str(damage)) from damage
+        part.append(block, found)
+        progress(length)

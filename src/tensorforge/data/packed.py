@@ -1,0 +1,189 @@
+"""A whole data set, packed: segments on any blob store. It is the origin that shards come from first.
+
+schema.json              what a sample is, and how many there are
+segments/START-STOP.tfs  as in a worker's shard store
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Any, Protocol
+
+from tensorforge.data.intervals import IntervalSet
+from tensorforge.data.order import ShuffledOrder
+from tensorforge.data.segment import (
+    BLOCK,
+    SampleSchema,
+    Segment,
+    checksum,
+    encode_header,
+    encode_table,
+    find_segment,
+    parse_name,
+    segment_name,
+)
+from tensorforge.data.shards import partition
+from tensorforge.data.store import DatasetInfo, body_of
+from tensorforge.data.stream import RangeStream
+from tensorforge.errors import EncodingError, InvalidInputError, NotFoundError
+from tensorforge.storage.blobs import BlobStore
+
+_SCHEMA, _SEGMENTS = "schema.json", "segments/"
+
+
+class Origin(Protocol):
+    """Where every sample can be had, whoever died."""
+
+    def open_range(self, start: int, stop: int) -> RangeStream:
+        """The samples `[start, stop)` as the bytes that travel."""
+        ...
+
+
+class PackedDataset:
+    """A packed data set on a blob store, read by ranges: an origin, and a map-style data set."""
+
+    def __init__(self, blobs: BlobStore) -> None:
+        self._blobs = blobs
+        try:
+            found = blobs.read(_SCHEMA)
+        except NotFoundError:
+            raise NotFoundError(f"{blobs.url} holds no packed data set: no {_SCHEMA}") from None
+        self.info = DatasetInfo.from_json(found, f"{blobs.url}/{_SCHEMA}")
+        names = [blob.key for blob in blobs.list(_SEGMENTS) if parse_name(_file_name(blob.key))]
+        self._segments = [self._open(key) for key in names]
+        held = IntervalSet.of((segment.start, segment.stop) for segment in self._segments)
+        if held != IntervalSet.span(self.info.size):
+            missing = IntervalSet.span(self.info.size) - held
+            raise EncodingError(f"{blobs.url} lacks the samples {missing}")
+
+    def _open(self, key: str) -> Segment:
+        def read(offset: int, length: int) -> memoryview:
+            buffer = memoryview(bytearray(length))
+            self._blobs.read_into(key, offset, buffer)
+            return buffer
+
+        return Segment(key, self.info.schema, read, self._blobs.stat(key).size)
+
+    def __len__(self) -> int:
+        return self.info.size
+
+    def __getitem__(self, index: int) -> Any:
+        segment = find_segment(self._segments, index) if index >= 0 else None
+        if segment is None:
+            raise IndexError(f"sample {index} is not in [0, {self.info.size})")
+        return self.info.schema.decode(segment.sample(index))
+
+    def open_range(self, start: int, stop: int) -> RangeStream:
+        """The samples `[start, stop)` as the bytes that travel."""
+        if not 0 <= start <= stop <= self.info.size:
+            raise InvalidInputError(f"[{start}, {stop}) is no range of [0, {self.info.size})")
+        return RangeStream(self._segments, start, stop)
+
+    def verify(self) -> None:
+        """Read everything and compare it with its checksums."""
+        for segment in self._segments:
+            for offset in range(0, segment.body_bytes, BLOCK):
+                segment.body(offset, min(BLOCK, segment.body_bytes - offset))
+
+
+def pack_array(
+    blobs: BlobStore,
+    samples: Any,
+    *,
+    segments: int = 64,
+    shuffle_seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DatasetInfo:
+    """Pack an array-like whose first dimension counts samples, such as a memory-mapped `.npy`."""
+    import numpy as np
+
+    array = samples if isinstance(samples, np.ndarray) else np.asarray(samples)
+    if array.ndim < 1:
+        raise InvalidInputError("samples: a single number is not an array of samples")
+    dtype = array.dtype.newbyteorder("<").str
+    schema = SampleSchema(dtype=dtype, shape=tuple(array.shape[1:]))
+    info = DatasetInfo(size=len(array), schema=schema)
+    return _pack(blobs, info, segments, shuffle_seed, lambda indices: array[indices], progress)
+
+
+def pack_records(
+    blobs: BlobStore,
+    records: Sequence[bytes],
+    *,
+    segments: int = 64,
+    shuffle_seed: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> DatasetInfo:
+    """Pack byte strings of any length."""
+    info = DatasetInfo(size=len(records), schema=SampleSchema())
+    return _pack(
+        blobs, info, segments, shuffle_seed, lambda indices: [records[i] for i in indices], progress
+    )
+
+
+def token_windows(tokens: Any, sample_length: int) -> Any:
+    """A stream of tokens as samples of `sample_length`; what is left at the end is dropped.
+
+    Each sample shares its last token with the next one's first, so that as inputs and shifted targets no
+    token goes unlearned.
+    """
+    import numpy as np
+
+    stream = np.asarray(tokens)
+    if stream.ndim != 1:
+        raise InvalidInputError(f"tokens: expected one dimension, found {stream.ndim}")
+    if sample_length < 2 or len(stream) < sample_length:
+        raise InvalidInputError(
+            f"sample_length = {sample_length}: must be at least 2 and at most {len(stream)} tokens"
+        )
+    windows = np.lib.stride_tricks.sliding_window_view(stream, sample_length)
+    return windows[:: sample_length - 1]
+
+
+def _pack(
+    blobs: BlobStore,
+    info: DatasetInfo,
+    segments: int,
+    shuffle_seed: int | None,
+    fetch: Callable[[Any], Any],
+    progress: Callable[[int, int], None] | None,
+) -> DatasetInfo:
+    """Write the segments and, last, the schema: a packed data set exists exactly if its schema does.
+
+    The schema is made with `create`, so that two packers do not mix.
+    """
+    order = None if shuffle_seed is None else ShuffledOrder(info.size, shuffle_seed)
+    for shard in partition(info.size, min(segments, max(1, info.size))):
+        indices: Any = range(shard.start_index, shard.end_index)
+        if order is not None:
+            indices = order.take(shard.start_index, shard.end_index)
+        elif info.schema.dtype is not None:
+            indices = slice(shard.start_index, shard.end_index)
+        if shard.size:
+            body = body_of(info.schema, shard.start_index, shard.end_index, fetch(indices))
+            key = _SEGMENTS + segment_name(shard.start_index, shard.end_index)
+            blobs.write(key, _file_pieces(shard.start_index, shard.end_index, body))
+        if progress is not None:
+            progress(shard.end_index, info.size)
+    blobs.create(_SCHEMA, info.to_json())
+    return info
+
+
+def _file_pieces(start: int, stop: int, body: memoryview) -> Iterator[bytes | memoryview]:
+    yield encode_header(start, stop, len(body))
+    checksums = []
+    for offset in range(0, len(body), BLOCK):
+        block = body[offset : offset + BLOCK]
+        checksums.append(checksum(block))
+        yield block
+    yield encode_table(checksums)
+
+
+def _file_name(key: str) -> str:
+    return key.rpartition("/")[2]
+
+
+def read_lines(lines: Iterable[bytes], limit: int | None = None) -> list[bytes]:
+    """Non-empty lines without their ends, as records."""
+    return [line.rstrip(b"\r\n") for line in islice(lines, limit) if line.strip()]

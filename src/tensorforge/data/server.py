@@ -1,0 +1,269 @@
+"""A worker's side that gives: it serves the shards it holds to the peers of its generation."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import secrets
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from types import TracebackType
+from typing import BinaryIO, Self
+
+from tensorforge.data.segment import BLOCK, HEADER, Segment
+from tensorforge.data.store import ShardStore, checksum_of_checksums
+from tensorforge.data.stream import RangeStream
+from tensorforge.data.wire import (
+    CHUNK_HEADER,
+    NONCE_BYTES,
+    PROTOCOL,
+    VERSION,
+    Connection,
+    Credentials,
+    Greeting,
+    ShardReply,
+    ShardRequest,
+)
+from tensorforge.errors import (
+    ConfigurationError,
+    InvalidInputError,
+    StaleGenerationError,
+    TensorForgeError,
+    UnavailableError,
+)
+
+
+class ShardServer:
+    """Listens on the worker's port from construction until `close`; a thread for each connection.
+
+    A peer must know `token` and be of this server's generation: an older one is fenced off, a
+    newer one is asked to come back, because this worker has yet to hear of its generation. Without a token only
+    loopback addresses are allowed. Beyond `max_connections` a peer is asked to come back, too.
+    """
+
+    def __init__(
+        self,
+        store: ShardStore,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        generation: int = 0,
+        token: str | None = None,
+        tls: ssl.SSLContext | None = None,
+        timeout: float = 10.0,
+        max_connections: int = 32,
+    ) -> None:
+        if token is None and not _is_loopback(host):
+            raise ConfigurationError("token", None, f"must be set to serve shards on {host}")
+        self._store = store
+        self._credentials = Credentials(token)
+        self._tls = tls
+        self._timeout = timeout
+        self._max_connections = max_connections
+        self._generation = generation
+        self._lock = threading.Lock()
+        self._active: dict[threading.Thread, socket.socket] = {}
+        self._closed = False
+        self.bytes_sent = 0
+        try:
+            self._listener = socket.create_server((host, port), backlog=128)
+        except OSError as error:
+            raise UnavailableError(f"cannot serve shards on {host}:{port}: {error}") from error
+        self._thread = threading.Thread(target=self._accept, name="shard-server", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port that peers connect to."""
+        host, port = self._listener.getsockname()[:2]
+        return host, port
+
+    @property
+    def generation(self) -> int:
+        """The generation that is served."""
+        return self._generation
+
+    def advance(self, generation: int) -> None:
+        """Serve a later generation; transfers of earlier ones stop at their next chunk."""
+        with self._lock:
+            if generation < self._generation:
+                raise StaleGenerationError(
+                    f"generation {generation} is older than {self._generation}"
+                )
+            self._generation = generation
+
+    def close(self) -> None:
+        """Stop listening, cut every connection, wait for the threads. Closing again changes nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            active = dict(self._active)
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        for connection in active.values():
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+        self._thread.join()
+        self._listener.close()
+        for thread in active:
+            thread.join()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, peer = self._listener.accept()
+            except OSError:
+                if self._closed:
+                    return
+                continue
+            thread = threading.Thread(
+                target=self._serve,
+                args=(connection, f"{peer[0]}:{peer[1]}"),
+                name="shard-connection",
+                daemon=True,
+            )
+            with self._lock:
+                if self._closed:
+                    connection.close()
+                    return
+                busy = len(self._active) >= self._max_connections
+                if not busy:
+                    self._active[thread] = connection
+            if busy:
+                connection.close()  # the peer sees a closed connection, and tries again later
+            else:
+                thread.start()
+
+    def _serve(self, raw: socket.socket, peer: str) -> None:
+        try:
+            with contextlib.suppress(TensorForgeError, OSError), self._secured(raw) as sock:
+                self._answer(Connection(sock, peer))
+        finally:
+            with self._lock:
+                self._active.pop(threading.current_thread(), None)
+
+    @contextlib.contextmanager
+    def _secured(self, raw: socket.socket) -> Iterator[socket.socket]:
+        with raw:
+            raw.settimeout(self._timeout)
+            raw.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is None:
+                yield raw
+            else:
+                with self._tls.wrap_socket(raw, server_side=True) as sock:
+                    yield sock
+
+    def _answer(self, connection: Connection) -> None:
+        nonce = secrets.token_bytes(NONCE_BYTES)
+        connection.send(Greeting(protocol=PROTOCOL, version=VERSION, nonce=nonce))
+        client_nonce = b""
+        try:
+            request = connection.receive(ShardRequest, self._credentials, nonce)
+            client_nonce = request.nonce
+            self._check(request)
+            stream = self._store.open_range(request.start, request.stop)
+            offset = _agreed_offset(stream, request)
+        except TensorForgeError as error:
+            connection.send(ShardReply.refuse(error), self._credentials, client_nonce)
+            return
+        reply = ShardReply(body_bytes=stream.body_bytes, offset=offset)
+        connection.send(reply, self._credentials, client_nonce)
+        self._send_chunks(connection, stream, offset, request.generation)
+
+    def _check(self, request: ShardRequest) -> None:
+        if request.generation < self._generation:
+            raise StaleGenerationError(
+                f"{request.worker} is of generation {request.generation}; this is {self._generation}"
+            )
+        if request.generation > self._generation:
+            raise UnavailableError(
+                f"generation {request.generation} is not known here yet, only {self._generation}"
+            )
+        if request.dataset_size != self._store.info.size:
+            raise InvalidInputError(
+                f"{request.worker} has a data set of {request.dataset_size} samples, "
+                f"this one has {self._store.info.size}"
+            )
+
+    def _send_chunks(
+        self, connection: Connection, stream: RangeStream, offset: int, generation: int
+    ) -> None:
+        with _OpenFiles(self._store) as files:
+            for number in range(offset // BLOCK, stream.blocks):
+                if self._generation != generation or self._closed:
+                    return  # the peer finds out why when it asks again
+                source = stream.source_of(number) if self._tls is None else None
+                file = None if source is None else files.of(source[0])
+                if source is None or file is None:
+                    block = stream.block(number)
+                    header = CHUNK_HEADER.pack(len(block), stream.block_checksum(number))
+                    connection.socket.sendall(header)
+                    connection.socket.sendall(block)
+                    self.bytes_sent += len(block)
+                else:
+                    _, at, length, crc = source
+                    connection.socket.send(CHUNK_HEADER.pack(length, crc), socket.MSG_MORE)
+                    sent = connection.socket.sendfile(file, HEADER.size + at, length)
+                    self.bytes_sent += sent
+                    if sent < length:
+                        return  # the file was cut short; the peer finds it incomplete
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class _OpenFiles:
+    """The files of the segments that one answer is sent from."""
+
+    def __init__(self, store: ShardStore) -> None:
+        self._store = store
+        self._found: dict[str, BinaryIO | None] = {}
+
+    def of(self, segment: Segment) -> BinaryIO | None:
+        """The segment's file, or `None` if it was released meanwhile: then its memory is still there."""
+        if segment.name not in self._found:
+            self._found[segment.name] = self._store.open_file(segment)
+        return self._found[segment.name]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for file in self._found.values():
+            if file is not None:
+                file.close()
+
+
+def _agreed_offset(stream: RangeStream, request: ShardRequest) -> int:
+    """Where to begin: where the peer ended, if what it has is the beginning of what is here."""
+    blocks, offset = divmod(request.offset, BLOCK)
+    if offset or not 0 < blocks <= stream.blocks:
+        whole = request.offset == stream.body_bytes and request.offset > 0
+        if not whole:
+            return 0
+        blocks = stream.blocks
+    checksums = [stream.block_checksum(number) for number in range(blocks)]
+    return request.offset if checksum_of_checksums(checksums) == request.prefix else 0
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

@@ -1,0 +1,276 @@
+"""Carrying a storm out against a running job, and judging the job afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import signal
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import psutil
+
+from tensorforge.elastic.client import CoordinatorClient
+from tensorforge.elastic.view import ClusterView, WorkerView
+from tensorforge.errors import ConflictError, TensorForgeError
+from tensorforge.launch import invariants
+from tensorforge.launch.invariants import Verdict
+from tensorforge.launch.rundir import ProcessRecord, RunRecord, read_record
+from tensorforge.launch.runlogs import RunLogTail
+from tensorforge.launch.settings import WORKERS_FOLDER
+from tensorforge.launch.storm import Aim, StormPlan, Strike, StrikeKind, Target, aim
+
+POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class Blow:
+    """A strike that fell, or did not, and on whom."""
+
+    at: float
+    kind: StrikeKind
+    victim: str | None
+    note: str
+
+
+@dataclass(slots=True)
+class StormReport:
+    """What was done and what held."""
+
+    blows: list[Blow] = field(default_factory=list)
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def survived(self) -> bool:
+        """Whether every promise was kept."""
+        return all(verdict.holds for verdict in self.verdicts)
+
+
+class Job:
+    """A running job: its coordinator, and its processes as far as they are on this machine."""
+
+    def __init__(self, client: CoordinatorClient, address: str, folder: Path | None) -> None:
+        self._client = client
+        self._address = address
+        self.folder = folder
+        self.generations: list[int] = []
+        self.newest: ClusterView | None = None
+        self._closing = threading.Event()
+        self._watcher = threading.Thread(target=self._watch, name="storm-watch", daemon=True)
+
+    def open(self) -> ClusterView:
+        """Look once, then keep watching; a job that has ended cannot be stormed."""
+        view = self._client.status()
+        if view.ended is not None:
+            raise ConflictError(f"the run is over ({view.ended.outcome}): {view.ended.reason}")
+        self._saw(view)
+        self._watcher.start()
+        return view
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._closing.set()
+        self._client.close()
+        if self._watcher.ident is not None:
+            self._watcher.join()
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            with contextlib.suppress(TensorForgeError, ValueError):
+                for view in self._client.watch():
+                    self._saw(view)
+            self._closing.wait(POLL_SECONDS)
+
+    def _saw(self, view: ClusterView) -> None:
+        self.newest = view
+        if not self.generations or self.generations[-1] != view.generation:
+            self.generations.append(view.generation)
+
+    def target(self) -> Target:
+        """What a strike could hit now."""
+        view = self.newest
+        members = [w for w in view.workers if w.rank >= 0] if view is not None else []
+        record = self.record()
+        least, most = (1, None) if view is None else (view.min_workers, view.max_workers)
+        desired = None if view is None else view.desired_workers
+        return Target(
+            members=tuple(worker.id for worker in members),
+            local=tuple(w.id for w in members if self.process(w) is not None),
+            min_workers=least,
+            max_workers=most,
+            wanted=desired if desired is not None else len(members),
+            coordinator_is_local=record is not None
+            and record.coordinator is not None
+            and record.launcher.is_alive()
+            and record.coordinator.is_alive(),
+        )
+
+    def record(self) -> RunRecord | None:
+        """The launcher's own record, if the job's folder is known."""
+        if self.folder is None:
+            return None
+        with contextlib.suppress(TensorForgeError):
+            return read_record(self.folder)
+        return None
+
+    def process(self, worker: WorkerView) -> ProcessRecord | None:
+        """The worker's process, if it is on this machine and really is this worker's."""
+        number = worker.attributes.get("pid", "")
+        if not number.isdecimal():
+            return None
+        try:
+            environment = psutil.Process(int(number)).environ()
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            return None
+        if environment.get("TENSORFORGE_WORKER_ID") != worker.id:
+            return None
+        if environment.get("TENSORFORGE_COORDINATOR") != self._address:
+            return None
+        return ProcessRecord.of(int(number))
+
+    def find(self, name: str) -> WorkerView | None:
+        """The worker with this id."""
+        view = self.newest
+        return next((w for w in view.workers if w.id == name), None) if view else None
+
+    def scale(self, workers: int) -> None:
+        """Ask for this many workers."""
+        self._client.scale(workers, "chaos")
+
+    def remove(self, worker: str) -> None:
+        """Ask a worker to leave."""
+        self._client.remove(worker, "chaos")
+
+
+class Storm:
+    """A plan being carried out. Frozen processes are thawed whatever happens."""
+
+    def __init__(
+        self,
+        plan: StormPlan,
+        job: Job,
+        say: Callable[[Blow], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._plan = plan
+        self._job = job
+        self._say = say
+        self._clock = clock
+        self._sleep = sleep
+        self._frozen: list[tuple[float, int, ProcessRecord]] = []
+        self.blows: list[Blow] = []
+
+    def rage(self) -> list[Blow]:
+        """Strike as planned; returns when the plan is done, or early if the run has ended."""
+        start = self._clock()
+        try:
+            for strike in self._plan.strikes:
+                if not self._wait_until(start + strike.at):
+                    break
+                self._strike(strike)
+            self._wait_until(start + self._plan.duration)
+        finally:
+            self._thaw(None)
+        return self.blows
+
+    def _wait_until(self, moment: float) -> bool:
+        """Let time pass, thawing on the way; `False` if the run ended before."""
+        while (now := self._clock()) < moment:
+            self._thaw(now)
+            if self._job.newest is not None and self._job.newest.ended is not None:
+                return False
+            self._sleep(min(POLL_SECONDS, moment - now))
+        return True
+
+    def _strike(self, strike: Strike) -> None:
+        found = aim(strike, self._job.target())
+        note = found.refusal
+        if note is None:
+            try:
+                note = self._hit(strike, found)
+            except TensorForgeError as error:
+                note = str(error)
+        blow = Blow(strike.at, strike.kind, found.victim, note)
+        self.blows.append(blow)
+        self._say(blow)
+
+    def _hit(self, strike: Strike, found: Aim) -> str:
+        victim = found.victim or ""
+        match strike.kind:
+            case StrikeKind.JOIN:
+                self._job.scale(int(victim))
+                return f"{victim} workers wanted"
+            case StrikeKind.LEAVE:
+                self._job.remove(victim)
+                return "asked to leave"
+            case StrikeKind.COORDINATOR_KILL:
+                record = self._job.record()
+                coordinator = None if record is None else record.coordinator
+                return _send(coordinator, signal.SIGKILL, "killed")
+            case StrikeKind.KILL:
+                return _send(self._process(victim), signal.SIGKILL, "killed")
+            case StrikeKind.FREEZE:
+                return self._freeze(self._process(victim), strike.hold)
+
+    def _process(self, name: str) -> ProcessRecord | None:
+        worker = self._job.find(name)
+        return None if worker is None else self._job.process(worker)
+
+    def _freeze(self, process: ProcessRecord | None, seconds: float) -> str:
+        note = _send(process, signal.SIGSTOP, f"frozen for {seconds:.1f} s")
+        if process is not None:
+            heapq.heappush(self._frozen, (self._clock() + seconds, process.pid, process))
+        return note
+
+    def _thaw(self, now: float | None) -> None:
+        while self._frozen and (now is None or self._frozen[0][0] <= now):
+            heapq.heappop(self._frozen)[2].send(signal.SIGCONT)
+
+
+def _send(process: ProcessRecord | None, number: int, done: str) -> str:
+    if process is None or not process.send(number):
+        return "was gone already"
+    return done
+
+
+def judge(job: Job, *, settle: float, until_end: bool, blows: list[Blow]) -> StormReport:
+    """Wait for the job to recover (or to end), then check the promises."""
+    _wait_for_recovery(job, settle, until_end=until_end)
+    view = job.newest
+    ended = None if view is None else view.ended
+    recovered = view is not None and view.phase == "active"
+    verdicts = [
+        invariants.run_goes_on(
+            None if ended is None else ended.outcome,
+            "" if ended is None else ended.reason,
+            recovered,
+        ),
+        invariants.generations_grow(job.generations),
+    ]
+    if job.folder is not None:
+        tail = RunLogTail(job.folder / WORKERS_FOLDER)
+        lines = sorted(tail.read(), key=lambda line: float(line.get("time") or 0.0))
+        tail.close()
+        verdicts.append(invariants.steps_are_committed_once(lines))
+        verdicts.append(invariants.members_agree(lines))
+        if ended is not None and ended.outcome == "completed":
+            verdicts.append(invariants.ledger_is_complete(lines))
+    return StormReport(blows=blows, verdicts=verdicts)
+
+
+def _wait_for_recovery(job: Job, settle: float, *, until_end: bool) -> None:
+    first = job.newest.state.step if job.newest is not None else -1
+    limit = time.monotonic() + settle
+    while time.monotonic() < limit:
+        view = job.newest
+        if view is not None and view.ended is not None:
+            return
+        moving = view is not None and view.phase == "active" and view.state.step > first
+        if moving and not until_end:
+            return
+        time.sleep(POLL_SECONDS)

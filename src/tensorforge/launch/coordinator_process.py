@@ -1,0 +1,100 @@
+"""The coordinator as a child of the launcher: `python -m tensorforge.launch.coordinator_process`.
+
+It takes its settings from one environment variable, tells the launcher its address, and serves until
+SIGTERM. Killed and started again on the same journal, it goes on with the same run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+
+from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.elastic.access import ROLES
+from tensorforge.elastic.token_files import load_or_issue
+from tensorforge.encoding import decode, encode
+from tensorforge.errors import TensorForgeError
+from tensorforge.launch.bootstrap import Reporter, die_with_launcher
+from tensorforge.security import TokenStore
+
+SETTINGS = "TENSORFORGE_COORDINATOR_SETTINGS"
+LEASE_SECONDS = 2.0
+"""Short, because the launcher holds the folder's lock: nobody else leads this run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorSettings:
+    """What the coordinator's process is told."""
+
+    config: ElasticTrainingConfig
+    host: str
+    port: int
+    journal: str
+    run_id: str
+    desired_workers: int
+    token_file: str | None = None
+
+    def to_environment(self) -> dict[str, str]:
+        """The variable that carries them."""
+        return {SETTINGS: json.dumps(encode(self))}
+
+    @classmethod
+    def from_environment(cls) -> CoordinatorSettings:
+        """The settings that the launcher passed."""
+        return decode(json.loads(os.environ[SETTINGS]), cls)
+
+
+def serve(settings: CoordinatorSettings, reporter: Reporter) -> None:
+    """Serve until SIGTERM."""
+    from tensorforge.elastic.coordinator import (
+        ElasticCoordinator,
+    )  # with a database: not for launchers
+
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    with ElasticCoordinator(
+        settings.config,
+        host=settings.host,
+        port=settings.port,
+        database=Path(settings.journal),
+        run_id=settings.run_id,
+        desired_workers=settings.desired_workers,
+        tokens=_tokens(settings.token_file),
+        resume=True,
+        lease_seconds=LEASE_SECONDS,
+        lease_wait=LEASE_SECONDS + 8.0,
+    ) as coordinator:
+        reporter.tell("serving", address=coordinator.address)
+        stopped.wait()
+
+
+def _tokens(path: str | None) -> TokenStore | None:
+    if path is None:
+        return None
+    store = TokenStore()
+    load_or_issue(store, Path(path), "run", ROLES)
+    return store
+
+
+def main() -> int:
+    """Run the coordinator; an error is a message."""
+    die_with_launcher()
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+    reporter = Reporter.from_environment()
+    try:
+        serve(CoordinatorSettings.from_environment(), reporter)
+    except TensorForgeError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""How a run is shown: a live view on a terminal, plain lines elsewhere, JSON lines for programs."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+import sys
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from tensorforge.encoding import Json
+from tensorforge.launch.events import Event, GenerationFormed, StepCommitted, Tick
+from tensorforge.launch.instructions import Level, Say
+from tensorforge.launch.lines import clean
+from tensorforge.launch.render import render, rescale_line, step_line, timing_line
+from tensorforge.launch.view import RunView
+
+STEP_LINE_SECONDS = 5.0
+REFRESH_SECONDS = 0.25
+_PALETTE = ("cyan", "magenta", "green", "yellow", "blue", "bright_cyan", "bright_magenta")
+_LEVELS = {Level.INFO: "", Level.WARNING: "yellow", Level.ERROR: "red"}
+
+
+class Display(Protocol):
+    """Shows a run. The view has taken an event in before `event` is called."""
+
+    def printed(self, worker: str, line: str) -> None:
+        """A line of a worker's output."""
+        ...
+
+    def say(self, notice: Say) -> None:
+        """A notice of the supervisor."""
+        ...
+
+    def event(self, event: Event, view: RunView, now: float) -> None:
+        """Something happened."""
+        ...
+
+    def refresh(self, view: RunView, now: float) -> None:
+        """Time has passed."""
+        ...
+
+    def close(self) -> None:
+        """The run is over."""
+        ...
+
+
+class PlainDisplay:
+    """One line after the other, each with its source in front."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+        self._step_shown_at: float | None = None
+        self._formed = -1
+        self._timed = -1
+
+    def printed(self, worker: str, line: str) -> None:
+        """A line of a worker's output."""
+        self._write(f"[{worker}] {clean(line, colour=False)}")
+
+    def say(self, notice: Say) -> None:
+        """A notice of the supervisor."""
+        mark = "" if notice.level is Level.INFO else f"{notice.level.value}: "
+        self._write(f"tensorforge: {mark}{notice.text}")
+
+    def event(self, event: Event, view: RunView, now: float) -> None:
+        """Rescales at once, steps every few seconds."""
+        if isinstance(event, GenerationFormed) and view.rescales:
+            self._rescaled(view)
+        elif isinstance(event, StepCommitted):
+            shown = self._step_shown_at
+            if shown is None or now >= shown + STEP_LINE_SECONDS:
+                self._step_shown_at = now
+                self._write(f"tensorforge: {step_line(view, now)}")
+
+    def _rescaled(self, view: RunView) -> None:
+        rescale = view.rescales[-1]
+        if rescale.generation > self._formed:
+            self._formed = rescale.generation
+            self._write(f"tensorforge: {rescale_line(rescale)}")
+        if rescale.generation > self._timed and any(n == "first commit" for n, _ in rescale.phases):
+            self._timed = rescale.generation
+            self._write(f"tensorforge: {timing_line(rescale)}")
+
+    def refresh(self, view: RunView, now: float) -> None:
+        """Lines do not change."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text + "\n")
+        self._stream.flush()
+
+
+class LiveDisplay:
+    """A view that stays at the foot of the terminal while the output scrolls above it."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console()
+        self._live = Live(console=self._console, auto_refresh=False, transient=False)
+        self._live.start()
+        self._drawn_at: float | None = None
+
+    def printed(self, worker: str, line: str) -> None:
+        """A line of a worker's output, in the worker's colour."""
+        prefix = Text(f"[{worker}] ", _colour(worker))
+        self._console.print(prefix + Text.from_ansi(clean(line, colour=True)), soft_wrap=True)
+
+    def say(self, notice: Say) -> None:
+        """A notice of the supervisor."""
+        self._console.print(Text(f"tensorforge: {notice.text}", _LEVELS[notice.level]))
+
+    def event(self, event: Event, view: RunView, now: float) -> None:
+        """The next refresh shows it."""
+
+    def refresh(self, view: RunView, now: float) -> None:
+        """Draw anew, a few times per second."""
+        if self._drawn_at is None or now >= self._drawn_at + REFRESH_SECONDS:
+            self._drawn_at = now
+            self._live.update(render(view, now, self._console.width), refresh=True)
+
+    def close(self) -> None:
+        """Leave the last view on the screen and give the terminal back."""
+        self._live.stop()
+
+
+class JsonDisplay:
+    """One JSON object a line, for programs."""
+
+    def __init__(self, stream: TextIO | None = None) -> None:
+        self._stream = stream or sys.stdout
+
+    def printed(self, worker: str, line: str) -> None:
+        """A line of a worker's output."""
+        self._write({"event": "log", "worker": worker, "line": line})
+
+    def say(self, notice: Say) -> None:
+        """A notice of the supervisor."""
+        told: dict[str, Json] = {"event": "notice", "level": notice.level.value}
+        self._write({**told, "text": notice.text, "worker": notice.worker})
+
+    def event(self, event: Event, view: RunView, now: float) -> None:  # noqa: ARG002  one protocol for all
+        """Every event but the passing of time."""
+        if not isinstance(event, Tick):
+            name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
+            self._write({"event": name, **_plain(dataclasses.asdict(event))})
+
+    def refresh(self, view: RunView, now: float) -> None:
+        """Lines do not change."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _write(self, value: dict[str, Json]) -> None:
+        self._stream.write(json.dumps(value) + "\n")
+        self._stream.flush()
+
+
+def _plain(facts: dict[str, Json]) -> dict[str, Json]:
+    """JSON has no word for what is not a finite number."""
+    return {
+        key: None if isinstance(value, float) and not math.isfinite(value) else value
+        for key, value in facts.items()
+    }
+
+
+def _colour(worker: str) -> str:
+    number = worker.rpartition("-")[2]
+    return _PALETTE[int(number) % len(_PALETTE)] if number.isdecimal() else "white"
+
+
+def choose_display(*, as_json: bool, plain: bool = False) -> Display:
+    """JSON if asked for, the live view on a terminal, plain lines elsewhere."""
+    if as_json:
+        return JsonDisplay()
+    if plain or not sys.stdout.isatty():
+        return PlainDisplay()
+    return LiveDisplay()

@@ -1,0 +1,108 @@
+"""What must hold after a storm, judged from what was seen and from what the workers wrote down."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from tensorforge.encoding import Json
+
+Line = Mapping[str, Json]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether a promise was kept, and the facts behind the answer."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
+def generations_grow(seen: Sequence[int]) -> Verdict:
+    """The generations, in the order in which they were seen, never go back."""
+    name = "generations only grow"
+    for before, after in itertools.pairwise(seen):
+        if after < before:
+            return Verdict(name, False, f"generation {after} was seen after {before}")
+    if not seen:
+        return Verdict(name, False, "no generation was seen")
+    return Verdict(name, True, f"from {seen[0]} to {seen[-1]}")
+
+
+def steps_are_committed_once(lines: Iterable[Line]) -> Verdict:
+    """No worker commits a step twice or goes back; all that commit a step commit the same; none is lost."""
+    name = "every step is committed exactly once"
+    last: dict[str, int] = {}
+    facts: dict[int, tuple[Json, ...]] = {}
+    reached = -1
+    for line in lines:
+        if line["kind"] == "formed":
+            reached = max(reached, _whole(line.get("committed_step")))
+        if line["kind"] != "commit":
+            continue
+        worker, step = str(line.get("worker")), _whole(line.get("step"))
+        if step <= last.get(worker, -1):
+            return Verdict(name, False, f"{worker} committed step {step} after {last[worker]}")
+        last[worker] = step
+        told = (line.get("epoch"), line.get("samples"), _frozen(line.get("metrics")))
+        if facts.setdefault(step, told) != told:
+            return Verdict(name, False, f"{worker} committed another step {step} than the others")
+    missing = [step for step in range(max(facts, default=-1)) if step not in facts]
+    # A worker that rolled forward, or one that was killed, has not written its line.
+    lost = [step for step in missing if step > reached]
+    if lost:
+        return Verdict(name, False, f"nobody committed the steps {lost[:5]}")
+    return Verdict(name, bool(facts), f"{len(facts)} steps, {len(last)} workers, none twice")
+
+
+def members_agree(lines: Iterable[Line]) -> Verdict:
+    """All members of a generation, and all that saw the end at the same step, have one digest."""
+    name = "all members have one digest"
+    digests: dict[tuple[str, int], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for line in lines:
+        digest = line.get("digest")
+        if isinstance(digest, str) and line["kind"] in ("formed", "final"):
+            key = "generation" if line["kind"] == "formed" else "committed_step"
+            place = (line["kind"], _whole(line.get(key)))
+            digests[place][digest].add(str(line.get("worker")))
+    for (kind, number), found in sorted(digests.items()):
+        if len(found) > 1:
+            at = f"generation {number}" if kind == "formed" else f"the end (step {number})"
+            sides = "; ".join(f"{d[:12]}: {', '.join(sorted(w))}" for d, w in sorted(found.items()))
+            return Verdict(name, False, f"at {at} there are {len(found)}: {sides}")
+    return Verdict(name, True, f"compared at {len(digests)} places")
+
+
+def ledger_is_complete(lines: Iterable[Line]) -> Verdict:
+    """Whoever saw the end of the training proved that each sample was in exactly one committed step."""
+    name = "each sample was used exactly once"
+    proofs = [
+        str(line.get("proof"))
+        for line in lines
+        if line["kind"] == "final" and line.get("outcome") == "complete" and line.get("proof")
+    ]
+    if not proofs:
+        return Verdict(name, False, "no worker proved it")
+    if len(set(proofs)) > 1:
+        return Verdict(name, False, f"the proofs differ: {'; '.join(sorted(set(proofs)))}")
+    return Verdict(name, True, f"{len(proofs)} workers: {proofs[0]}")
+
+
+def run_goes_on(ended: str | None, reason: str, recovered: bool) -> Verdict:
+    """After the storm the run is complete, or it commits steps again."""
+    name = "the run survived"
+    if ended is not None:
+        return Verdict(name, ended == "completed", f"{ended}: {reason}")
+    told = "steps are committed again" if recovered else "no step was committed after the storm"
+    return Verdict(name, recovered, told)
+
+
+def _whole(value: Json) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else -1
+
+
+def _frozen(metrics: Json) -> tuple[tuple[str, Json], ...]:
+    return tuple(sorted(metrics.items())) if isinstance(metrics, dict) else ()

@@ -1,0 +1,123 @@
+"""The run's folder: who runs there, for those who come from outside (`chaos`, a second launcher)."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from tensorforge.encoding import decode, encode
+from tensorforge.errors import ConflictError, EncodingError, NotFoundError
+
+RUN_FILE = "run.json"
+LOCK_FILE = "lock"
+TOKEN_FILE = "token"  # noqa: S105  the name of a file, written only for its owner
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessRecord:
+    """A process, named so that another one with the same number is not mistaken for it."""
+
+    pid: int
+    started: float
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessRecord:
+        """The process that has this number now."""
+        try:
+            return cls(pid, psutil.Process(pid).create_time())
+        except psutil.NoSuchProcess:
+            return cls(pid, 0.0)
+
+    def is_alive(self) -> bool:
+        """Whether it still runs."""
+        try:
+            process = psutil.Process(self.pid)
+            same = process.create_time() == self.started
+            return same and process.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+    def send(self, number: int) -> bool:
+        """Send a signal, unless the process is gone; whether it was sent."""
+        try:
+            descriptor = os.pidfd_open(self.pid)
+        except ProcessLookupError:
+            return False
+        try:
+            if not self.is_alive():
+                return False
+            signal.pidfd_send_signal(descriptor, number)
+            return True
+        except ProcessLookupError:
+            return False
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A launched run as it is at the moment."""
+
+    script: str
+    coordinator_address: str | None = None
+    coordinator: ProcessRecord | None = None
+    launcher: ProcessRecord
+    workers: Mapping[str, ProcessRecord] = field(default_factory=dict)
+
+
+def write_record(folder: Path, record: RunRecord) -> None:
+    """Replace the record; a reader sees the old one or the new one."""
+    temporary = folder / f".{RUN_FILE}.{os.getpid()}"
+    temporary.write_text(json.dumps(encode(record), indent=2))
+    temporary.replace(folder / RUN_FILE)
+
+
+def read_record(folder: Path) -> RunRecord:
+    """The record of the run in this folder."""
+    try:
+        text = (folder / RUN_FILE).read_text()
+    except OSError as error:
+        raise NotFoundError(
+            f"no run was launched in {folder}: it has no {RUN_FILE}; name the folder that "
+            "`tensorforge run` printed (--run-dir)"
+        ) from error
+    try:
+        return decode(json.loads(text), RunRecord)
+    except ValueError as error:
+        if isinstance(error, EncodingError):
+            raise
+        raise EncodingError(f"{folder / RUN_FILE} is not JSON: {error}") from error
+
+
+class RunLock:
+    """One launcher per folder: held while it lives, let go when it ends in whatever way."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._descriptor: int | None = None
+
+    def __enter__(self) -> Self:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self._folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            raise ConflictError(
+                f"another launcher runs in {self._folder}; choose another --run-dir, or stop it"
+            ) from None
+        self._descriptor = descriptor
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None

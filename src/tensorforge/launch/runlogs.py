@@ -1,0 +1,104 @@
+"""Following what the workers write down: `RUN_DIR/workers/<worker>.jsonl`, one JSON object a line."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from tensorforge.encoding import Json
+from tensorforge.launch.events import CheckpointProgress, Event, StepCommitted, WorkerConcluded
+
+LINE_LIMIT = 1 << 20
+
+
+class RunLogTail:
+    """Reads what was added since the last call. Half a line waits; a line that is no JSON is skipped."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._files: dict[Path, BinaryIO] = {}
+        self._rests: dict[Path, bytes] = {}
+
+    def read(self) -> list[Mapping[str, Json]]:
+        """The new lines of all workers."""
+        found: list[Mapping[str, Json]] = []
+        for path in sorted(self._folder.glob("*.jsonl")):
+            found += self._read_file(path)
+        return found
+
+    def close(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+        self._files.clear()
+
+    def _read_file(self, path: Path) -> Iterator[Mapping[str, Json]]:
+        if path not in self._files:
+            try:
+                self._files[path] = path.open("rb")
+            except OSError:
+                return
+        data = self._rests.get(path, b"") + self._files[path].read()
+        *lines, rest = data.split(b"\n")
+        self._rests[path] = rest if len(rest) <= LINE_LIMIT else b""
+        for line in lines:
+            yield from parse_line(line)
+
+
+def parse_line(line: bytes) -> Iterator[Mapping[str, Json]]:
+    """The object on the line, if it is one."""
+    try:
+        value = json.loads(line)
+    except ValueError:
+        return
+    if isinstance(value, dict) and isinstance(value.get("kind"), str):
+        yield value
+
+
+class Progress:
+    """Turns the workers' lines into events; a step that several workers report counts once."""
+
+    def __init__(self) -> None:
+        self._step = -1
+        self._samples = 0
+
+    def events(self, lines: Iterable[Mapping[str, Json]]) -> Iterator[Event]:
+        """What the lines tell, in order."""
+        for line in lines:
+            if line["kind"] == "commit":
+                yield from self._commit(line)
+            elif line["kind"] == "checkpoint":
+                yield from _checkpoint(line)
+            elif line["kind"] == "final":
+                yield WorkerConcluded(str(line.get("worker")), str(line.get("outcome")))
+
+    def _commit(self, line: Mapping[str, Json]) -> Iterator[Event]:
+        step, samples = line.get("step"), line.get("samples")
+        if not isinstance(step, int) or step <= self._step:
+            return
+        self._step = step
+        self._samples += samples if isinstance(samples, int) else 0
+        metrics = line.get("metrics")
+        epoch = line.get("epoch")
+        yield StepCommitted(
+            step,
+            epoch=epoch if isinstance(epoch, int) else 0,
+            samples=self._samples,
+            loss=_number(metrics.get("loss")) if isinstance(metrics, dict) else None,
+            learning_rate=_number(line.get("learning_rate")),
+        )
+
+
+def _checkpoint(line: Mapping[str, Json]) -> Iterator[Event]:
+    step, share = line.get("step"), _number(line.get("share"))
+    if isinstance(step, int):
+        yield CheckpointProgress(step, complete=bool(line.get("complete")), share=share)
+
+
+def _number(value: Json) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) else math.nan

@@ -1,0 +1,85 @@
+"""What is launched, and where its things are."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.encoding import encode
+from tensorforge.errors import ConfigurationError, NotFoundError
+from tensorforge.launch.policy import SupervisionPolicy
+
+JOURNAL_FILE = "journal.db"
+LOGS_FOLDER = "logs"
+WORKERS_FOLDER = "workers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchSettings:
+    """One launch: the script with its arguments, the cluster's options and the supervisor's.
+
+    `as_module`: `script` is the name of a module, as after `python -m`.
+    `run_dir`: journal, logs, checkpoints; made if it is missing. A run that was interrupted goes on there.
+    `host`, `port`: where the coordinator listens; beyond loopback a token is made, and kept in `run_dir`.
+    `environment`: added to the workers' environment.
+    """
+
+    script: str
+    arguments: tuple[str, ...] = ()
+    as_module: bool = False
+    run_dir: Path
+    config: ElasticTrainingConfig = field(default_factory=ElasticTrainingConfig)
+    policy: SupervisionPolicy = field(default_factory=SupervisionPolicy)
+    host: str = "127.0.0.1"
+    port: int = 0
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.as_module and not Path(self.script).is_file():
+            raise NotFoundError(f"the script {self.script} does not exist")
+        same = (
+            ("min_workers", self.config.min_workers, self.policy.min_workers),
+            ("max_workers", self.config.max_workers, self.policy.max_workers),
+        )
+        for name, cluster, supervisor in same:
+            if cluster != supervisor:
+                rule = f"must be the same in config and policy ({supervisor})"
+                raise ConfigurationError(name, cluster, rule)
+
+    def worker_command(self, python: str) -> list[str]:
+        """How a worker is started."""
+        flag = ["-m"] if self.as_module else []
+        script = self.script if self.as_module else str(Path(self.script).absolute())
+        return [python, "-m", "tensorforge.launch.bootstrap", *flag, script, *self.arguments]
+
+    def worker_environment(
+        self, worker: str, coordinator: str, token: str | None
+    ) -> dict[str, str]:
+        """What a worker finds in its environment."""
+        return {
+            **os.environ,
+            "PYTHONUNBUFFERED": "1",
+            **self.environment,
+            **worker_environment(worker, coordinator, self.run_dir, self.config, token),
+        }
+
+
+def worker_environment(
+    worker: str,
+    coordinator: str,
+    run_dir: Path,
+    config: ElasticTrainingConfig,
+    token: str | None,
+) -> dict[str, str]:
+    """The variables by which training code finds its run."""
+    variables = {
+        "TENSORFORGE_COORDINATOR": coordinator,
+        "TENSORFORGE_WORKER_ID": worker,
+        "TENSORFORGE_RUN_DIR": str(run_dir.absolute()),
+        "TENSORFORGE_CONFIG": json.dumps(encode(config)),
+    }
+    return variables if token is None else {**variables, "TENSORFORGE_TOKEN": token}

@@ -1,0 +1,242 @@
+"""MLflow's requests and answers, and what its stages mean here."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from tensorforge.errors import InvalidInputError
+from tensorforge.registry.lifecycle import DeploymentState
+from tensorforge.registry.models import Lineage, ModelMetadata, RegisteredModel
+from tensorforge.registry.versions import ModelVersion, require_version
+
+VERSION_TAG = "tensorforge.version"
+STATE_TAG = "tensorforge.state"
+RESERVED_TAGS = frozenset({VERSION_TAG, STATE_TAG})
+
+STAGES = {
+    "None": (DeploymentState.REGISTERED, DeploymentState.VALIDATING),
+    "Staging": (DeploymentState.STAGING, DeploymentState.CANARY),
+    "Production": (DeploymentState.PRODUCTION,),
+    "Archived": (DeploymentState.DEPRECATED, DeploymentState.ARCHIVED),
+}
+"""MLflow's stages as a coarse view of our states."""
+
+_BY_STATE = {state: stage for stage, states in STAGES.items() for state in states}
+_BY_LOWER = {stage.lower(): stage for stage in STAGES}
+
+
+class MlflowRequest(msgspec.Struct, kw_only=True):
+    """A request of an MLflow client. Fields that newer clients add are not an error."""
+
+
+class Tag(msgspec.Struct):
+    """A tag as MLflow writes it."""
+
+    key: str
+    value: str = ""
+
+
+class Named(MlflowRequest):
+    """A model."""
+
+    name: str
+
+
+class CreateModel(Named):
+    """A new model."""
+
+    tags: list[Tag] = []
+    description: str | None = None
+
+
+class RenameModel(Named):
+    """A model and its new name."""
+
+    new_name: str
+
+
+class Described(Named):
+    """A model and its new description."""
+
+    description: str | None = None
+
+
+class SetTag(Named):
+    """A model's tag."""
+
+    key: str
+    value: str = ""
+
+
+class DropTag(Named):
+    """The key of a model's tag."""
+
+    key: str
+
+
+class NamedAlias(Named):
+    """A model's alias."""
+
+    alias: str
+
+
+class Aliased(NamedAlias):
+    """An alias and the version that it is to point to."""
+
+    version: str
+
+
+class LatestVersions(Named):
+    """A model and the stages, or ranges, of interest."""
+
+    stages: Annotated[list[str], Meta(max_length=20)] = []
+
+
+class NamedVersion(Named):
+    """A version of a model."""
+
+    version: str
+
+
+class VersionDescribed(NamedVersion):
+    """A version and its new description."""
+
+    description: str | None = None
+
+
+class VersionSetTag(NamedVersion):
+    """A version's tag."""
+
+    key: str
+    value: str = ""
+
+
+class VersionDropTag(NamedVersion):
+    """The key of a version's tag."""
+
+    key: str
+
+
+class Transition(NamedVersion):
+    """A version and the stage that it is to enter."""
+
+    stage: str
+    archive_existing_versions: bool = False
+
+
+class CreateVersion(Named):
+    """A new version."""
+
+    source: str = ""
+    run_id: str | None = None
+    run_link: str | None = None
+    description: str | None = None
+    tags: list[Tag] = []
+
+
+class Search(MlflowRequest):
+    """A search, page by page."""
+
+    filter: str = ""
+    max_results: int | None = None
+    order_by: list[str] = []
+    page_token: str | None = None
+
+    def options(self, *, default: int, most: int) -> dict[str, Any]:
+        """The registry's options for this search; clients may ask for more than a page holds."""
+        wanted = default if self.max_results is None else self.max_results
+        if wanted < 1:
+            raise InvalidInputError(f"max_results = {wanted}: must be positive")
+        return {
+            "limit": min(wanted, most),
+            "order_by": [clause for clause in self.order_by if clause],
+            "token": self.page_token or None,
+        }
+
+
+def stage_of(text: str) -> str | None:
+    """The stage that a text names, in any case; `None` if it names none."""
+    return _BY_LOWER.get(text.lower())
+
+
+def plain_tags(tags: list[Tag]) -> dict[str, str]:
+    """MLflow's list of tags as a mapping; the last of two with one key counts."""
+    return {tag.key: tag.value for tag in tags}
+
+
+def refuse_reserved(key: str) -> None:
+    """Tags that show our own facts cannot be set or removed."""
+    if key in RESERVED_TAGS:
+        raise InvalidInputError(f"the tag {key} belongs to the registry and cannot be changed")
+
+
+def new_version(body: CreateVersion) -> tuple[ModelMetadata, ModelVersion | None]:
+    """The metadata of a new version, and the version that its tags ask for."""
+    tags = plain_tags(body.tags)
+    asked = tags.pop(VERSION_TAG, None)
+    tags.pop(STATE_TAG, None)
+    wanted = None if asked is None else require_version(asked)
+    metadata = ModelMetadata(
+        model_id=body.name,
+        name=body.name,
+        version=wanted or ModelVersion(0, 0, 0),
+        framework="mlflow",
+        input_shape=(),
+        output_shape=(),
+        size_bytes=0,
+        checksum="",
+        registered_at=datetime.now(UTC),
+        tags=tags,
+        source=body.source,
+        description=body.description or "",
+        lineage=Lineage(run_id=body.run_id or "", run_link=body.run_link or ""),
+    )
+    return metadata, wanted
+
+
+def version_body(metadata: ModelMetadata) -> dict[str, Any]:
+    """A version as MLflow shows it."""
+    own = {VERSION_TAG: str(metadata.version), STATE_TAG: metadata.state.value}
+    changed = metadata.updated_at or metadata.registered_at
+    return {
+        "name": metadata.model_id,
+        "version": str(metadata.number),
+        "creation_timestamp": _millis(metadata.registered_at),
+        "last_updated_timestamp": _millis(changed),
+        "user_id": metadata.registered_by,
+        "current_stage": _BY_STATE[metadata.state],
+        "description": metadata.description,
+        "source": metadata.source,
+        "run_id": metadata.lineage.run_id,
+        "run_link": metadata.lineage.run_link,
+        "status": "READY",
+        "tags": _tags({**metadata.tags, **own}),
+        "aliases": list(metadata.aliases),
+    }
+
+
+def model_body(
+    model: RegisteredModel, latest: list[ModelMetadata], numbers: dict[str, int]
+) -> dict[str, Any]:
+    """A model as MLflow shows it."""
+    return {
+        "name": model.model_id,
+        "creation_timestamp": _millis(model.created_at),
+        "last_updated_timestamp": _millis(model.updated_at),
+        "description": model.description,
+        "latest_versions": [version_body(metadata) for metadata in latest],
+        "tags": _tags(model.tags),
+        "aliases": [{"alias": a, "version": str(n)} for a, n in numbers.items()],
+    }
+
+
+def _tags(tags: Any) -> list[dict[str, str]]:
+    return [{"key": key, "value": value} for key, value in tags.items()]
+
+
+def _millis(moment: datetime) -> int:
+    return int(moment.timestamp() * 1000)

@@ -1,0 +1,56 @@
+"""The process that serves a registry."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensorforge.errors import InvalidInputError
+from tensorforge.registry.limits import Limits
+from tensorforge.registry.registry import ModelRegistry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """How to serve. Only this machine can connect unless `host` says otherwise."""
+
+    database: str
+    host: str = "127.0.0.1"
+    port: int = 8600
+    workers: int = 1
+    limits: Limits = field(default_factory=Limits)
+    allow_private_webhooks: bool = False
+
+
+def load_application(settings: ServerSettings, *_: object) -> Any:
+    """The application of one worker process, on its own connections."""
+    from tensorforge.registry.service.application import build
+
+    return build(
+        ModelRegistry(settings.database),
+        limits=settings.limits,
+        allow_private_webhooks=settings.allow_private_webhooks,
+    )
+
+
+def serve(settings: ServerSettings) -> None:
+    """Serve until the process is told to stop (SIGINT or SIGTERM)."""
+    try:
+        from granian import Granian
+        from granian.constants import Interfaces
+    except ModuleNotFoundError as error:
+        raise InvalidInputError(
+            f"{error.name} is not installed; install tensorforge[serve]"
+        ) from error
+    server = Granian(
+        "tensorforge.registry.service.server:load_application",
+        address=settings.host,
+        port=settings.port,
+        interface=Interfaces.ASGI,
+        workers=settings.workers,
+        websockets=False,
+        log_access=False,
+        log_enabled=False,
+    )
+    server.serve(target_loader=functools.partial(load_application, settings), wrap_loader=False)

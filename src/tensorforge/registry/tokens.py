@@ -1,0 +1,167 @@
+"""Bearer tokens that outlive a process: the records lie in the registry's database."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any
+
+import sqlalchemy as sa
+
+from tensorforge.errors import InvalidInputError, NotFoundError
+from tensorforge.registry.schema import TOKENS
+from tensorforge.registry.times import from_micros, to_micros
+from tensorforge.security import TokenRecord, TokenStore
+from tensorforge.storage.database import Database
+
+_CACHE_SIZE = 10_000
+
+
+class Scope(Enum):
+    """What a token may do."""
+
+    READ = "registry:read"
+    """Read everything but tokens and secrets."""
+    WRITE = "registry:write"
+    """Register versions, record validations, set tags, aliases and descriptions."""
+    PROMOTE = "registry:promote"
+    """Move versions along the lifecycle and roll back."""
+    FORCE = "registry:force"
+    """Override missing evidence, with a reason."""
+    ADMIN = "registry:admin"
+    """Delete and rename, set SLAs, manage webhooks."""
+
+
+class DatabaseTokens:
+    """Issues, checks and revokes tokens. Safe to share between threads.
+
+    A token that was seen valid is not looked up again for `cache_seconds`: so long may a revocation by another
+    process take to be felt here.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        cache_seconds: float = 2.0,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._database = database
+        self._cache_seconds = cache_seconds
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[str, tuple[float, TokenStore]] = OrderedDict()
+
+    def issue(
+        self,
+        name: str,
+        scopes: Iterable[str],
+        *,
+        lifetime: timedelta | None = None,
+        now: datetime | None = None,
+    ) -> str:
+        """Make a token and return it; this is the only time that it can be seen."""
+        granted = list(scopes)
+        unknown = sorted(set(granted) - {scope.value for scope in Scope})
+        if unknown:
+            known = ", ".join(scope.value for scope in Scope)
+            raise InvalidInputError(f"{unknown[0]!r} is no scope; these are: {known}")
+        store = TokenStore()
+        token = store.issue(name, granted, lifetime=lifetime, now=now)
+        (record,) = store.records()
+        with self._database.write() as connection:
+            connection.execute(TOKENS.insert().values(_to_row(record)))
+        return token
+
+    def authenticate(self, token: str, *, now: datetime | None = None) -> TokenRecord:
+        """The record behind a valid token; otherwise `AuthenticationError`."""
+        return self._store_for(token).authenticate(token, now=now)
+
+    def authenticate_known(self, token: str) -> TokenRecord | None:
+        """Like `authenticate`, but without a look into the database; `None` if that is needed."""
+        store = self._recall(_id_of(token))
+        return None if store is None else store.authenticate(token)
+
+    def _recall(self, token_id: str) -> TokenStore | None:
+        with self._lock:
+            known = self._cache.get(token_id)
+        if known is None or self._monotonic() - known[0] >= self._cache_seconds:
+            return None
+        return known[1]
+
+    def _store_for(self, token: str) -> TokenStore:
+        token_id = _id_of(token)
+        known = self._recall(token_id)
+        if known is not None:
+            return known
+        moment = self._monotonic()
+        store = TokenStore(self._load(token_id))
+        if store.records():
+            with self._lock:
+                self._cache[token_id] = (moment, store)
+                while len(self._cache) > _CACHE_SIZE:
+                    self._cache.popitem(last=False)
+        return store
+
+    def _load(self, token_id: str) -> list[TokenRecord]:
+        # What cannot be an id of ours is not worth a query, and PostgreSQL refuses some of it.
+        if not (token_id.isascii() and token_id.isalnum()):
+            return []
+        with self._database.read() as connection:
+            query = sa.select(TOKENS).where(TOKENS.c.token_id == token_id)
+            row = connection.execute(query).mappings().one_or_none()
+        return [] if row is None else [_to_record(row)]
+
+    def revoke(self, token_id: str, *, now: datetime | None = None) -> TokenRecord:
+        """End a token for good; ending it again changes nothing."""
+        moment = to_micros(now or datetime.now(UTC))
+        with self._database.write() as connection:
+            connection.execute(
+                TOKENS.update()
+                .where(TOKENS.c.token_id == token_id, TOKENS.c.revoked_us.is_(None))
+                .values(revoked_us=moment)
+            )
+        with self._lock:
+            self._cache.pop(token_id, None)
+        found = self._load(token_id)
+        if not found:
+            raise NotFoundError(f"no token has the id {token_id[:60]!r}")
+        return found[0]
+
+    def records(self) -> tuple[TokenRecord, ...]:
+        """All records, oldest first."""
+        query = sa.select(TOKENS).order_by(TOKENS.c.created_us, TOKENS.c.token_id)
+        with self._database.read() as connection:
+            return tuple(_to_record(row) for row in connection.execute(query).mappings())
+
+
+def _id_of(token: str) -> str:
+    return token.split("_", 2)[1] if token.count("_") >= 2 else ""
+
+
+def _to_row(record: TokenRecord) -> dict[str, Any]:
+    return {
+        "token_id": record.token_id,
+        "name": record.name,
+        "secret_hash": record.secret_hash,
+        "scopes": " ".join(record.scopes),
+        "created_us": to_micros(record.created_at),
+        "expires_us": None if record.expires_at is None else to_micros(record.expires_at),
+        "revoked_us": None if record.revoked_at is None else to_micros(record.revoked_at),
+    }
+
+
+def _to_record(row: Any) -> TokenRecord:
+    return TokenRecord(
+        token_id=row["token_id"],
+        name=row["name"],
+        secret_hash=row["secret_hash"],
+        scopes=tuple(row["scopes"].split()),
+        created_at=from_micros(row["created_us"]),
+        expires_at=None if row["expires_us"] is None else from_micros(row["expires_us"]),
+        revoked_at=None if row["revoked_us"] is None else from_micros(row["revoked_us"]),
+    )

@@ -1,0 +1,238 @@
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import TensorDataset
+
+from tensorforge.data import (
+    DatasetInfo,
+    DataShard,
+    Ledger,
+    LoaderOptions,
+    PackedDataset,
+    SampleSchema,
+    ShardLoader,
+    ShardLocalOrder,
+    ShardStore,
+    ShuffledOrder,
+    StepLoader,
+    pack_array,
+    pack_records,
+    partition,
+    token_windows,
+)
+from tensorforge.errors import (
+    AlreadyExistsError,
+    EncodingError,
+    IntegrityError,
+    InvalidInputError,
+    NotFoundError,
+)
+from tensorforge.storage.memory import MemoryStore
+
+SIZE = 50
+DATASET = TensorDataset(torch.arange(SIZE), torch.arange(SIZE) * 2)
+ORDER = ShuffledOrder(SIZE, seed=3)
+
+
+def samples_of(batches):
+    return [number for batch in batches for number in batch.data[0].tolist()]
+
+
+@pytest.mark.parametrize("options", [{}, {"prefetch": 0}, {"num_workers": 2}, {"prefetch": 9}])
+def test_a_shard_comes_in_batches_in_the_order_of_the_epoch(options):
+    loader = ShardLoader(DATASET, ORDER, DataShard(2, 10, 33), 12, 5, **options)
+    batches = list(loader)
+    assert [batch.positions for batch in batches] == [
+        DataShard(2, 12, 17),
+        DataShard(2, 17, 22),
+        DataShard(2, 22, 27),
+        DataShard(2, 27, 32),
+        DataShard(2, 32, 33),
+    ]
+    assert len(loader) == 5
+    assert samples_of(batches) == ORDER.take(12, 33).tolist()
+    assert torch.equal(batches[0].data[1], batches[0].data[0] * 2)
+
+
+def test_a_collate_function_makes_the_batches():
+    loader = ShardLoader(DATASET, ORDER, DataShard(0, 0, 4), batch_size=4, collate_fn=len)
+    assert [batch.data for batch in loader] == [4]
+
+
+@pytest.mark.parametrize("workers", [1, 3, 7])
+def test_the_steps_of_all_workers_together_take_every_sample_once(workers):
+    ledger = Ledger(SIZE, 7)
+    owners = [[n for n in range(7) if n % workers == rank] for rank in range(workers)]
+    loaders = [StepLoader(DATASET, ORDER, ledger, owned, 3) for owned in owners]
+    seen = []
+    for parts in zip(*loaders, strict=True):
+        taken = [batch for part in parts for batch in part]
+        ledger = ledger.commit(ledger.committed_step + 1, [batch.positions for batch in taken])
+        seen += samples_of(taken)
+    assert ledger.prove().is_complete
+    assert sorted(seen) == list(range(SIZE))
+
+
+def test_leaving_the_loop_early_stops_the_loading():
+    for options in ({}, {"num_workers": 1}):
+        loader = ShardLoader(DATASET, ORDER, DataShard(0, 0, SIZE), batch_size=1, **options)
+        batches = iter(loader)
+        next(batches)
+        batches.close()
+    assert not [t for t in threading.enumerate() if t.name == "shard-loader"]
+
+
+def test_an_error_in_the_data_set_arrives_where_the_batch_is_asked_for():
+    class Broken:
+        def __len__(self):
+            return SIZE
+
+        def __getitem__(self, index):
+            if index == ORDER[6]:
+                raise RuntimeError("sample is broken")
+            return index
+
+    batches = iter(ShardLoader(Broken(), ORDER, DataShard(0, 0, SIZE), batch_size=4))
+    assert next(batches).data.tolist() == ORDER.take(0, 4).tolist()
+    with pytest.raises(RuntimeError, match="sample is broken"):
+        next(batches)
+
+
+def test_a_batch_waits_until_its_shard_has_arrived():
+    asked = []
+    loader = ShardLoader(
+        DATASET, ORDER, DataShard(1, 0, 6), batch_size=3, prefetch=0, ready=asked.append
+    )
+    assert samples_of(loader) == ORDER.take(0, 6).tolist()
+    assert asked == [DataShard(1, 0, 3), DataShard(1, 3, 6)]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"cursor": 51}, {"cursor": 9}, {"batch_size": 0}, {"prefetch": -1}]
+)
+def test_wrong_arguments_are_refused(changes):
+    with pytest.raises(InvalidInputError):
+        ShardLoader(DATASET, ORDER, **{"shard": DataShard(0, 10, 50), **changes})
+    with pytest.raises(InvalidInputError):
+        LoaderOptions(num_workers=-1)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_worker_trains_from_the_shards_that_it_holds(tmp_path, workers):
+    info = DatasetInfo(size=40, schema=SampleSchema(dtype="<i8", shape=(2,)))
+    shards = partition(40, 4)
+    with ShardStore(tmp_path, info) as store:
+        for number in (1, 3):
+            shard = shards[number]
+            rows = np.arange(shard.start_index, shard.end_index)
+            store.put(shard.start_index, shard.end_index, np.stack([rows, -rows], axis=1))
+        order = ShardLocalOrder(40, 4, seed=5, epoch=2)
+        steps = StepLoader(
+            store, order, Ledger(40, 4), [1, 3], 4, LoaderOptions(num_workers=workers)
+        )
+        rows = torch.cat([batch.data for step in steps for batch in step])
+        assert sorted(rows[:, 0].tolist()) == [*range(10, 20), *range(30, 40)]
+        assert torch.equal(rows[:, 0], -rows[:, 1])
+        again = pickle.loads(pickle.dumps(store))
+        assert again.held == store.held
+        again.close()
+
+
+def test_a_packed_array_is_a_data_set_in_itself():
+    blobs = MemoryStore()
+    array = np.random.default_rng(1).normal(size=(33, 4)).astype("<f4")
+    info = pack_array(blobs, array, segments=5)
+    packed = PackedDataset(blobs)
+    packed.verify()
+    assert (len(packed), packed.info, info.schema.dtype) == (33, info, "<f4")
+    assert all(np.array_equal(packed[i], array[i]) for i in range(33))
+    with pytest.raises(IndexError):
+        packed[33]
+    with pytest.raises(IndexError):
+        packed[-1]
+
+
+def test_packing_can_shuffle_so_that_each_shard_is_a_fair_draw():
+    blobs = MemoryStore()
+    pack_array(blobs, np.arange(100), segments=4, shuffle_seed=9)
+    packed = PackedDataset(blobs)
+    values = [int(packed[i]) for i in range(100)]
+    assert sorted(values) == list(range(100))
+    assert values == ShuffledOrder(100, 9).take(0, 100).tolist()
+
+
+def test_records_are_packed_with_their_lengths():
+    blobs = MemoryStore()
+    records = [b"x" * (n % 5) + b"%d" % n for n in range(23)]
+    progress = []
+    pack_records(blobs, records, segments=3, progress=lambda done, total: progress.append(done))
+    packed = PackedDataset(blobs)
+    assert [packed[i] for i in range(23)] == records
+    assert progress == [8, 16, 23]
+
+
+def test_tokens_become_samples_that_share_their_edges():
+    windows = token_windows(np.arange(20, dtype=np.uint16), 5)
+    assert windows.tolist()[:2] == [[0, 1, 2, 3, 4], [4, 5, 6, 7, 8]]
+    assert len(windows) == 4
+    for tokens, length in ((np.arange(3), 5), (np.arange(9), 1), (np.zeros((2, 2)), 2)):
+        with pytest.raises(InvalidInputError):
+            token_windows(tokens, length)
+
+
+def test_a_data_set_is_packed_once():
+    blobs = MemoryStore()
+    pack_array(blobs, np.arange(5))
+    with pytest.raises(AlreadyExistsError):
+        pack_array(blobs, np.arange(5))
+
+
+def test_a_damaged_or_incomplete_packing_is_found():
+    blobs = MemoryStore()
+    with pytest.raises(NotFoundError, match="no packed data set"):
+        PackedDataset(blobs)
+    pack_array(blobs, np.arange(50), segments=2)
+    first, second = [info.key for info in blobs.list("segments/")]
+    content = bytearray(blobs.read(first))
+    content[70] ^= 4
+    blobs.write(first, bytes(content))
+    packed = PackedDataset(blobs)
+    assert int(packed[49]) == 49
+    with pytest.raises(IntegrityError):
+        packed.verify()
+    blobs.delete(second)
+    with pytest.raises(EncodingError, match="lacks the samples 25-50"):
+        PackedDataset(blobs)
+
+
+def test_the_arena_of_the_memory_pool_lends_chunk_buffers(tmp_path):
+    from tensorforge.cluster.worker import WorkerId
+    from tensorforge.data import DataTransfer, DataTransferManager, ShardServer
+    from tensorforge.data.segment import BLOCK
+    from tensorforge.memory import TensorArena
+
+    info = DatasetInfo(size=40, schema=SampleSchema(dtype="|u1", shape=(100_000,)))
+    rows = np.random.default_rng(0).integers(0, 256, (40, 100_000), dtype=np.uint8)
+    me = WorkerId("me", "127.0.0.1", 1)
+    with (
+        ShardStore(tmp_path / "a", info) as source,
+        ShardStore(tmp_path / "b", info) as store,
+        ShardServer(source) as server,
+        TensorArena(2 * BLOCK) as arena,
+        DataTransferManager(worker=me, store=store, buffers=arena) as manager,
+    ):
+        source.put(0, 40, rows)
+        moves = [
+            DataTransfer(
+                source_worker=WorkerId("source", *server.address),
+                destination_worker=me,
+                shard=shard,
+            )
+            for shard in partition(40, 8)
+        ]
+        manager.launch(moves).wait(60)
+        assert all(np.array_equal(store[i], rows[i]) for i in range(40))
+        assert arena.stats().allocated_bytes == 0

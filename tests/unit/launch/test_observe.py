@@ -1,0 +1,152 @@
+from datetime import UTC, datetime
+
+from tensorforge.elastic.messages import State
+from tensorforge.elastic.records import RescaleRecord, RunEnded
+from tensorforge.elastic.view import ClusterView, WorkerView
+from tensorforge.launch.events import (
+    GenerationFormed,
+    StepCommitted,
+    TargetChanged,
+    TrainingAborted,
+    TrainingFinished,
+    WorkerJoined,
+    WorkerLost,
+    WorkerReleased,
+)
+from tensorforge.launch.observe import changes
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def worker(name, rank=-1, *, incarnation="1", leaving=None, loss=None):
+    return WorkerView(
+        id=name,
+        address="127.0.0.1:1",
+        rank=rank,
+        status="active",
+        is_connected=True,
+        incarnation=incarnation,
+        joined_at=NOW,
+        last_seen_ms=1.0,
+        leave_reason=leaving,
+        metrics={} if loss is None else {"loss": loss},
+    )
+
+
+def rescale(generation, *, removed=None, first_commit=None, reason="because"):
+    return RescaleRecord(
+        generation=generation,
+        type="scale_down",
+        reason=reason,
+        urgent=True,
+        paused=False,
+        added=(),
+        removed=removed or {},
+        old_size=2,
+        new_size=1,
+        detection_ms=1.0,
+        decision_ms=2.0,
+        barrier_ms=3.0,
+        forming_ms=4.0,
+        first_commit_ms=first_commit,
+    )
+
+
+def view(*workers, waiting=(), step=-1, formed=0, rescales=(), desired=2, ended=None):
+    return ClusterView(
+        run_id="default",
+        phase="active",
+        generation=formed,
+        formed_generation=formed,
+        workers=list(workers),
+        waiting=list(waiting),
+        desired_workers=desired,
+        min_workers=1,
+        max_workers=None,
+        state=State(step=step, learning_rate=0.1),
+        losses=0,
+        consecutive_failures=0,
+        stale_messages=0,
+        refusals=0,
+        rescales=list(rescales),
+        ended=ended,
+    )
+
+
+def between(old, new):
+    return list(changes(old, new))
+
+
+def test_newcomers_are_told_as_members_and_as_waiting():
+    first = view(worker("a", 0), waiting=[worker("b")])
+    assert between(None, first) == [WorkerJoined("a"), WorkerJoined("b")]
+    assert between(first, first) == []
+
+
+def test_a_process_that_took_a_name_over_is_a_newcomer():
+    old, new = view(worker("a", 0)), view(worker("a", 0, incarnation="2"))
+    assert WorkerJoined("a") in between(old, new)
+    assert WorkerLost("a", "it is gone") in between(old, new)
+
+
+def test_a_failure_is_told_with_its_reason():
+    old = view(worker("a", 0), worker("b", 1))
+    gone = rescale(2, removed={"b": "b failed: its stream broke"})
+    assert between(old, view(worker("a", 0), rescales=[gone])) == [
+        WorkerLost("b", "its stream broke")
+    ]
+
+
+def test_a_leave_is_told_once_when_it_begins():
+    old = view(worker("a", 0), worker("b", 1))
+    leaving = view(worker("a", 0), worker("b", 1, leaving="b retires: x asked for it"))
+    assert between(old, leaving) == [WorkerReleased("b", "b retires: x asked for it")]
+    assert between(leaving, view(worker("a", 0))) == []
+
+
+def test_a_leave_that_was_over_between_two_looks_is_told_too():
+    old = view(worker("a", 0), worker("b", 1))
+    gone = rescale(2, removed={"b": "b leaves: it asked to"})
+    found = between(old, view(worker("a", 0), rescales=[gone]))
+    assert found == [WorkerReleased("b", "b leaves: it asked to")]
+
+
+def test_a_new_target_comes_before_the_departures_it_causes():
+    old = view(worker("a", 0), worker("b", 1))
+    new = view(worker("a", 0), worker("b", 1, leaving="b retires: x wants 1"), desired=1)
+    assert between(old, new) == [TargetChanged(1), WorkerReleased("b", "b retires: x wants 1")]
+    assert TargetChanged(2) not in between(None, old)
+
+
+def test_a_formation_is_told_and_told_again_when_its_first_step_is_timed():
+    old = view(worker("a", 0))
+    formed = view(worker("a", 0), formed=3, rescales=[rescale(3)])
+    (event,) = between(old, formed)
+    assert event == GenerationFormed(
+        3, ("a",), "because", {"detection": 1.0, "decision": 2.0, "barrier": 3.0, "forming": 4.0}, 1
+    )
+    timed = view(worker("a", 0), formed=3, rescales=[rescale(3, first_commit=5.0)])
+    (event,) = between(formed, timed)
+    assert event.phases["first commit"] == 5.0
+    assert between(timed, timed) == []
+
+
+def test_what_the_journal_tells_of_an_earlier_launch_is_no_news():
+    ghost = worker("far-1", 0)
+    ghost.is_connected = False
+    assert between(None, view(ghost, formed=3, step=9, rescales=[rescale(3)])) == []
+
+
+def test_progress_is_told_with_the_loss():
+    old, new = view(worker("a", 0), step=3), view(worker("a", 0, loss=0.5), step=7)
+    assert between(old, new) == [StepCommitted(7, epoch=0, loss=0.5, learning_rate=0.1)]
+    assert between(new, old) == []
+
+
+def test_the_end_is_told_once_and_nobody_is_lost_by_it():
+    old = view(worker("a", 0))
+    done = view(ended=RunEnded(outcome="completed", reason="all epochs"))
+    assert between(old, done) == [TrainingFinished("all epochs")]
+    assert between(done, done) == []
+    failed = view(ended=RunEnded(outcome="aborted", reason="too few"))
+    assert between(old, failed) == [TrainingAborted("the run was aborted: too few")]
