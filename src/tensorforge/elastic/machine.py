@@ -443,7 +443,7 @@ class Machine:
             self._run_out(now)
 
     def _find_silent(self, now: float) -> None:
-        silent = [p for p in self.roster if now - p.last_seen >= self.timeouts.silence]
+        silent = [p for p in self.roster if now >= p.last_seen + self.timeouts.silence]
         for participant in silent:
             if participant.connection is None:
                 wait = round(self.timeouts.comeback * 1000)

@@ -21,7 +21,7 @@ from tensorforge.testing.clock import ManualClock
 
 Message = TypeVar("Message")
 
-MOST_TICKS = 10_000
+MOST_TICKS = 1_000
 """More deadlines than any span of time in a test can hold; a deadline that stands still is a bug."""
 
 
