@@ -1,6 +1,8 @@
 """What counts as alive, and who may lead."""
 
+import contextlib
 import signal
+import sqlite3
 import time
 
 import pytest
@@ -49,13 +51,27 @@ def test_a_second_coordinator_waits_for_the_lease_and_the_first_is_fenced(tmp_pa
         assert leader.status().phase == "gathering"
 
 
+def freeze_between_transactions(process, journal):
+    """Stop the process, but not while it holds the lock of the journal's file."""
+    while True:
+        process.send_signal(signal.SIGSTOP)
+        with contextlib.closing(sqlite3.connect(journal, timeout=0.2)) as connection:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                connection.rollback()
+                return
+            except sqlite3.OperationalError:
+                process.send_signal(signal.SIGCONT)
+                time.sleep(0.1)
+
+
 def test_a_frozen_coordinator_that_wakes_up_can_no_longer_decide(tmp_path):
     with LocalCluster(tmp_path, CONFIG, desired_workers=1) as local:
         local.start_coordinator()
         worker = local.start_worker("w")
         local.wait_until_active({"w"})
         frozen = local.coordinator
-        frozen.send_signal(signal.SIGSTOP)
+        freeze_between_transactions(frozen, tmp_path / "journal.db")
         with ElasticCoordinator(
             CONFIG, database=tmp_path / "journal.db", lease_wait=30, lease_seconds=5
         ) as successor:
