@@ -1,7 +1,9 @@
 """The same bits on any number of processes: real processes, real gloo."""
 
 import pytest
-from tests.integration.train_cases import forking_context, make_run, train, train_fixed
+from tests.integration.train_cases import make_run, train, train_fixed
+
+from tensorforge.testing.cluster import forking_context
 
 
 @pytest.fixture(scope="session")

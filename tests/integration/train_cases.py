@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import socket
 
 import torch
@@ -72,14 +71,22 @@ def optimizer_for(name, model):
     return torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
-def make_run(kind, optimizer="adamw", membership=None, **settings):
+def make_run(kind, optimizer="adamw", membership=None, checkpoints=None, **settings):
     torch.set_num_threads(1)
     torch.manual_seed(11)
     model = MODELS[kind]()
     chosen = optimizer_for(optimizer, model)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(chosen, 20)
     config = RunConfig(**({"batch_size": 30, "clip_grad_norm": 1.0, "seed": 3} | settings))
-    return Run(model, chosen, data(kind), config, scheduler=scheduler, membership=membership)
+    return Run(
+        model,
+        chosen,
+        data(kind),
+        config,
+        scheduler=scheduler,
+        checkpoints=checkpoints,
+        membership=membership,
+    )
 
 
 def train(run, total, *, bf16=False):
@@ -136,8 +143,6 @@ def train_fixed(context, world_size, kind, optimizer="adamw", total=9, options=N
     return [(digest, losses) for _, digest, losses in sorted(found)]
 
 
-def forking_context():
-    """Processes that start in milliseconds: forked from one that has imported torch and nothing else."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", "torch._dynamo", "tensorforge.train.run"])
-    return context
+def work(kind, optimizer, total, options, settings):
+    """What every worker of a test cluster runs."""
+    train(make_run(kind, optimizer, **settings), total, **options)

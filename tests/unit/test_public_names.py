@@ -231,7 +231,7 @@ PUBLIC = {
         "should_defragment",
         "snapshot_of_replay",
     },
-    "tensorforge.train": {"Evaluation", "Run", "RunConfig", "Step"},
+    "tensorforge.train": {"CheckpointPlan", "Evaluation", "Run", "RunConfig", "Step"},
 }
 
 CONTROL_PLANE = [

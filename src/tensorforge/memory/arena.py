@@ -268,9 +268,7 @@ class TensorArena:
         return ended
 
     def _slice(self, record: BlockRecord) -> torch.UntypedStorage:
-        block = self._table.get(record.block_id)
-        assert block is not None  # noqa: S101  a record lives as long as its block
-        return self._memory.slice(block.offset, record.nbytes)
+        return self._memory.slice(self._table.offset_of(record.block_id), record.nbytes)
 
     def _view_ended(self, record: BlockRecord) -> None:
         record.views -= 1

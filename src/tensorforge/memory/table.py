@@ -202,6 +202,10 @@ class BlockTable:
             return _free_block(int(start), size)
         return None
 
+    def offset_of(self, block_id: str) -> int:
+        """Where a block in use starts now."""
+        return self._require(block_id).offset
+
     def blocks(self) -> list[MemoryBlock]:
         """Every block, free ones included, lowest offset first."""
         found = [block.view() for block in self._blocks.values()]

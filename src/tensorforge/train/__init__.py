@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 from tensorforge.train.config import RunConfig
 
 if TYPE_CHECKING:
+    from tensorforge.train.checkpoints import CheckpointPlan
     from tensorforge.train.evaluation import Evaluation
     from tensorforge.train.run import Run
     from tensorforge.train.step import Step
 
-__all__ = ["Evaluation", "Run", "RunConfig", "Step"]
+__all__ = ["CheckpointPlan", "Evaluation", "Run", "RunConfig", "Step"]
 
-_HOMES = {"Evaluation": "evaluation", "Run": "run", "Step": "step"}
+_HOMES = {"CheckpointPlan": "checkpoints", "Evaluation": "evaluation", "Run": "run", "Step": "step"}
 
 
 def __getattr__(name: str) -> Any:

@@ -81,9 +81,14 @@ def decide(facts: Sequence[Facts]) -> Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The outcome: what healing moved, and the nodes of the next step that each member still holds."""
+    """The outcome: what healing moved, and the nodes of the next step that each member still holds.
+
+    `rolled_forward`: this member has committed the step that it had prepared.
+    """
 
     healed_bytes: int
+    rolled_forward: bool
+    digest: str
     held: tuple[tuple[Node, ...], ...]
 
 
@@ -118,7 +123,8 @@ def agree(
     if rank in verdict.roll_forward and prepared is not None:
         state.commit(prepared)
     if group is None:
-        return Agreement(0, (held(),))
+        digest = state.capture().digest().hex()
+        return Agreement(0, bool(verdict.roll_forward), digest, (held(),))
     return _heal(group, state, verdict, held)
 
 
@@ -163,6 +169,8 @@ def _heal(
         healed = _transfer(group, state, donors, newcomers, expected=digests[0])
     return Agreement(
         healed,
+        group.rank in verdict.roll_forward,
+        digests[0].hex(),
         tuple(
             () if rank in newcomers else tuple((low, high) for low, high in answer[1])
             for rank, answer in enumerate(answers)
@@ -181,7 +189,7 @@ def _transfer(
     if group.rank in donors:
         moved = healing.donate(group, state.capture(), donors, newcomers)
     else:
-        flat, moved = healing.receive(group, donors, newcomers)
+        flat, moved = healing.receive(group, donors)
         state.restore(flat)
     digest = state.capture().digest() if group.rank in newcomers else expected
     everybody = group.gather_bytes(digest)

@@ -25,6 +25,9 @@ import torch.distributed
 
 from tensorforge.errors import UnavailableError
 
+_LOOK_SECONDS = 0.1
+_TCP_ESTABLISHED, _TCP_LISTEN = 1, 10
+
 dist: Any = torch.distributed
 """Without types: torch tells type checkers nothing of the names that are used here."""
 
@@ -132,6 +135,7 @@ class GenerationGroup:
         options = dist.ProcessGroupGloo._Options()  # noqa: SLF001  torch has no public name for it
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]  # noqa: SLF001
         options._timeout = limit  # noqa: SLF001
+        spared = self._spared | {int(port)}  # the store's connections are not the group's
         before = _sockets()
         backend = dist.ProcessGroupGloo(store, self.rank, self.world_size, options)
         backend._set_default_timeout(  # noqa: SLF001
@@ -140,7 +144,7 @@ class GenerationGroup:
         opened = {
             fd: name
             for fd, name in _sockets().items()
-            if before.get(fd) != name and not self._spared & _ports(fd)
+            if before.get(fd) != name and not spared & _ports(fd)
         }
         return backend, opened
 
@@ -173,9 +177,7 @@ class GenerationGroup:
 
         work.get_future().add_done_callback(finished)
         with self._lock:
-            while not done and self._aborted is None:
-                if not self._wake.wait(self._operation_timeout + 5.0):
-                    self._aborted = "an operation did not end in time"
+            self._wait_for_the_end(done)
             if not done:
                 self._pending.append(work)
                 raise GroupAbortedError(f"generation {self.generation}: {self._aborted}")
@@ -186,6 +188,21 @@ class GenerationGroup:
             raise GroupAbortedError(
                 f"generation {self.generation}: a peer broke off ({_cause(error)})"
             ) from error
+
+    def _wait_for_the_end(self, done: list[bool]) -> None:
+        """Until the operation is done or the group aborted; the lock is held.
+
+        gloo forgets to end an operation whose peer broke off while half of a message was sent. So we
+        look ourselves: a peer that has been gone for two looks is gone.
+        """
+        looks = 0
+        while not done and self._aborted is None:
+            if self._wake.wait(_LOOK_SECONDS):
+                continue
+            looks = looks + 1 if any(_is_cut(fd, name) for fd, name in self._sockets.items()) else 0
+            if looks == 2:
+                self._aborted = "a peer broke off (its connection is closed)"
+                _shut_down(self._sockets)
 
     def _start(self, begin: Callable[[Any], Any]) -> Any:
         with self._lock:
@@ -230,16 +247,6 @@ class GenerationGroup:
         )
         return lambda: self._wait(work)
 
-    def start_send(self, tensor: torch.Tensor, to: int, tag: int) -> Callable[[], None]:
-        """Send `tensor` to a member; call the result to wait until it has left."""
-        work = self._start(lambda backend: backend.send([tensor], to, tag))
-        return lambda: self._wait(work)
-
-    def start_receive(self, tensor: torch.Tensor, sender: int, tag: int) -> Callable[[], None]:
-        """Receive into `tensor` from a member; call the result to wait until it is there."""
-        work = self._start(lambda backend: backend.recv([tensor], sender, tag))
-        return lambda: self._wait(work)
-
     def gather_bytes(self, data: bytes) -> list[bytes]:
         """Every member's `data`, by rank, on every member."""
         sizes = torch.zeros(self.world_size, dtype=torch.int64)
@@ -255,12 +262,6 @@ class GenerationGroup:
         self.all_gather(everything, mine)
         rows = everything.view(self.world_size, width).numpy()
         return [bytes(rows[rank, : int(sizes[rank])]) for rank in range(self.world_size)]
-
-
-def wait_all(waits: Sequence[Callable[[], None]]) -> None:
-    """Wait for operations that were started."""
-    for wait in waits:
-        wait()
 
 
 def _bury(backend: Any, pending: list[Any]) -> None:
@@ -299,6 +300,22 @@ def _sockets() -> dict[int, str]:
         if name.startswith("socket:"):
             found[int(entry.name)] = name
     return found
+
+
+def _is_cut(fd: int, name: str) -> bool:
+    """Whether the other end of a connection is closed."""
+    try:
+        copy = os.dup(fd)
+    except OSError:
+        return False
+    with socket.socket(fileno=copy) as end:
+        try:
+            if str(Path(f"/proc/self/fd/{copy}").readlink()) != name:
+                return False
+            state = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        except OSError:
+            return False
+        return state not in (_TCP_ESTABLISHED, _TCP_LISTEN)
 
 
 def _shut_down(sockets: dict[int, str]) -> None:

@@ -1,8 +1,8 @@
 """Bringing newcomers to the others' state: raw tensors from several donors at once, then a digest.
 
-The state is cut into chunks; donors take turns, so each sends its part of the whole and no disk is
-involved. Everything runs inside the new generation's group: if somebody dies meanwhile, all of it is
-aborted and done again by the next generation.
+The state goes over in rounds of one chunk. Each donor sends its own part of the chunk to every newcomer, so
+the donors share the work evenly and no disk is involved. Everything runs inside the new generation's group:
+if somebody dies meanwhile, all of it is aborted and done again by the next generation.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from tensorforge.errors import IntegrityError
 from tensorforge.train.group import GenerationGroup
 from tensorforge.train.state import FlatState, empty_like_header, tensor_bytes
 
-CHUNK_BYTES = 4 << 20
-_IN_FLIGHT = 4
+CHUNK_BYTES = 8 << 20
+_IN_FLIGHT = 2
 
 Piece = tuple[int, int, int]
 """Bytes `[start, stop)` of a tensor: its number, start, stop."""
@@ -48,38 +48,41 @@ def donate(
     newcomers: Sequence[int],
 ) -> int:
     """Send our part of `state` to the newcomers; returns the bytes sent."""
-    if group.rank == donors[0]:
-        _send_header(group, state.header(), newcomers)
+    group.gather_bytes(state.header() if group.rank == donors[0] else b"")
     views = [tensor_bytes(tensor) for tensor in state.tensors]
-    window: deque[tuple[Callable[[], None], torch.Tensor]] = deque()
-    sent = 0
-    for number, chunk in enumerate(chunks([view.numel() for view in views])):
-        for place, newcomer in enumerate(newcomers):
-            if donors[(number + place) % len(donors)] != group.rank:
-                continue
-            packed = _pack(views, chunk)
-            window.append((group.start_send(packed, newcomer, _tag(number)), packed))
-            sent += packed.numel()
-            if len(window) > _IN_FLIGHT:
-                window.popleft()[0]()
-    for wait, _ in window:
+    place, sent = donors.index(group.rank), 0
+    window: deque[Callable[[], None]] = deque()
+    for chunk in chunks([view.numel() for view in views]):
+        packed = _pack(views, chunk)
+        bounds = _bounds(packed.numel(), len(donors))
+        part = packed[bounds[place] : bounds[place + 1]]
+        outgoing = part if len(newcomers) == 1 else part.repeat(len(newcomers))
+        sizes = [part.numel() if rank in newcomers else 0 for rank in range(group.world_size)]
+        nothing = torch.empty(0, dtype=torch.uint8)
+        window.append(group.start_all_to_all(nothing, outgoing, [0] * group.world_size, sizes))
+        sent += outgoing.numel()
+        if len(window) > _IN_FLIGHT:
+            window.popleft()()
+    for wait in window:
         wait()
     return sent
 
 
-def receive(
-    group: GenerationGroup, donors: Sequence[int], newcomers: Sequence[int]
-) -> tuple[FlatState, int]:
+def receive(group: GenerationGroup, donors: Sequence[int]) -> tuple[FlatState, int]:
     """The donors' state and how many bytes came."""
-    state = empty_like_header(_receive_header(group, donors[0]))
+    state = empty_like_header(group.gather_bytes(b"")[donors[0]])
     views = [tensor.reshape(-1).view(torch.uint8) for tensor in state.tensors]
-    place = newcomers.index(group.rank)
     window: deque[tuple[Callable[[], None], list[Piece], torch.Tensor]] = deque()
     received = 0
-    for number, chunk in enumerate(chunks([view.numel() for view in views])):
-        donor = donors[(number + place) % len(donors)]
+    nothing = torch.empty(0, dtype=torch.uint8)
+    for chunk in chunks([view.numel() for view in views]):
         buffer = torch.empty(sum(stop - start for _, start, stop in chunk), dtype=torch.uint8)
-        window.append((group.start_receive(buffer, donor, _tag(number)), chunk, buffer))
+        bounds = _bounds(buffer.numel(), len(donors))
+        sizes = [0] * group.world_size
+        for place, donor in enumerate(donors):
+            sizes[donor] = bounds[place + 1] - bounds[place]
+        wait = group.start_all_to_all(buffer, nothing, sizes, [0] * group.world_size)
+        window.append((wait, chunk, buffer))
         received += buffer.numel()
         if len(window) > _IN_FLIGHT:
             _unpack(views, *window.popleft())
@@ -88,31 +91,15 @@ def receive(
     return state, received
 
 
+def _bounds(size: int, parts: int) -> list[int]:
+    return [size * part // parts for part in range(parts + 1)]
+
+
 def require_equal(digests: Sequence[bytes], step: int) -> None:
     """Raise `IntegrityError` unless all members have the same state."""
     if len(set(digests)) > 1:
         found = ", ".join(f"rank {rank}: {d.hex()[:12]}" for rank, d in enumerate(digests))
         raise IntegrityError(f"the members' states differ after step {step}: {found}")
-
-
-def _tag(number: int) -> int:
-    return number + 2
-
-
-def _send_header(group: GenerationGroup, header: bytes, newcomers: Sequence[int]) -> None:
-    size = torch.tensor([len(header)], dtype=torch.int64)
-    content = torch.frombuffer(bytearray(header), dtype=torch.uint8)
-    for newcomer in newcomers:
-        group.start_send(size, newcomer, 0)()
-        group.start_send(content, newcomer, 1)()
-
-
-def _receive_header(group: GenerationGroup, donor: int) -> bytes:
-    size = torch.zeros(1, dtype=torch.int64)
-    group.start_receive(size, donor, 0)()
-    content = torch.empty(int(size), dtype=torch.uint8)
-    group.start_receive(content, donor, 1)()
-    return bytes(content.numpy())
 
 
 def _pack(views: Sequence[torch.Tensor], chunk: Sequence[Piece]) -> torch.Tensor:

@@ -27,6 +27,14 @@ class Gathering:
     store: str
 
 
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """The run is over for everybody. `outcome`: `"completed"`, `"stopped"` or `"aborted"`."""
+
+    outcome: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """A committed step, as it is reported."""
@@ -56,9 +64,10 @@ class Membership(Protocol):
     def connect(
         self,
         rescaling_requested: Callable[[RescalingEvent], None],
-        run_ended: Callable[[str], None],
+        run_ended: Callable[[RunEnd], None],
+        fenced: Callable[[str], None],
     ) -> None:
-        """Join."""
+        """Join. `fenced` is called when the cluster took this worker for dead and went on."""
         ...
 
     def ready(
@@ -96,7 +105,7 @@ class Membership(Protocol):
         ...
 
     def abort(self, reason: str, traceback: str) -> None:
-        """The training code failed; end the run for everybody."""
+        """The training code failed on this worker."""
         ...
 
     def close(self) -> None:
@@ -144,7 +153,8 @@ class FixedMembership:
     def connect(
         self,
         rescaling_requested: Callable[[RescalingEvent], None],
-        run_ended: Callable[[str], None],  # noqa: ARG002  nobody ends such a run from outside
+        run_ended: Callable[[RunEnd], None],  # noqa: ARG002  nobody ends such a run from outside
+        fenced: Callable[[str], None],  # noqa: ARG002
     ) -> None:
         """Announce the only generation that there will be."""
         nobody = ClusterTopology()

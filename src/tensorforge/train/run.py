@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -12,6 +14,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import nn
 
+from tensorforge.catalog import CheckpointType
 from tensorforge.data.order import ShuffledOrder
 from tensorforge.data.shards import DataShard
 from tensorforge.errors import (
@@ -21,17 +24,19 @@ from tensorforge.errors import (
     TrainingAbortedError,
 )
 from tensorforge.train.agreement import agree
+from tensorforge.train.checkpoints import Checkpointer, CheckpointPlan
 from tensorforge.train.config import RunConfig
 from tensorforge.train.evaluation import Evaluation
 from tensorforge.train.gradients import StepGradients, step_facts
 from tensorforge.train.group import GenerationGroup, GroupAbortedError
 from tensorforge.train.layout import Layout
 from tensorforge.train.loading import dataset_size, fetch
-from tensorforge.train.membership import FixedMembership, Membership, Progress
+from tensorforge.train.membership import FixedMembership, Membership, Progress, RunEnd
 from tensorforge.train.progress import Prepared, Stateful, TrainingState
 from tensorforge.train.reduction import TreeReduction
 from tensorforge.train.runlog import RunLog
 from tensorforge.train.session import FormationTimes, Position, Session, Standing
+from tensorforge.train.signals import SignalHandlers
 from tensorforge.train.step import Collate, Step
 from tensorforge.train.tree import Node, ShardTree
 from tensorforge.train.work import Share, share_work
@@ -49,7 +54,8 @@ class Run:
                 step.commit()
 
     Started alone it is a run of one process; started by `tensorforge run` or `tensorforge worker` it is one
-    worker of an elastic run. Every worker runs the same script.
+    worker of an elastic run. Every worker runs the same script. While `steps` is under way in the main thread,
+    SIGTERM takes this worker out after its step, and SIGUSR2 stops the run on all workers.
 
     `before_update` is called with the step's complete gradient in place, before the optimizer: whatever it
     does must depend on the model alone.
@@ -67,6 +73,7 @@ class Run:
         stateful: Mapping[str, Stateful] | None = None,
         before_update: Callable[[], None] | None = None,
         evaluation: Evaluation | None = None,
+        checkpoints: CheckpointPlan | None = None,
         membership: Membership | None = None,
     ) -> None:
         self.model = model
@@ -92,13 +99,23 @@ class Run:
         self._shares: tuple[Share, ...] = ()
         self._order: ShuffledOrder | None = None
         self._evaluation = evaluation
+        self._checkpointer = None if checkpoints is None else Checkpointer(checkpoints)
+        self._last_metrics: dict[str, float] = {}
         self._stop_reason: str | None = None
         self._leave_reason: str | None = None
         self._asked_to_leave = False
         self._stopping = False
         self._last_generation = 0
         self._log = RunLog.from_environment(self._membership.worker_id.id)
+        self._signals = SignalHandlers(
+            {
+                signal.SIGTERM: lambda: self.leave("SIGTERM"),
+                signal.SIGUSR2: lambda: self.stop("SIGUSR2"),
+            }
+        )
         self._is_open = False
+        self._is_emergency_saved = False
+        self._digest = ""
         self.outcome: str | None = None
         """How the run ended here: `"complete"`, `"stopped"` or `"left"`."""
 
@@ -121,6 +138,9 @@ class Run:
         if self._is_open:
             self._is_open = False
             self._session.close()
+            self._signals.remove()
+        if self._checkpointer is not None:
+            self._checkpointer.close()
         self._log.close()
 
     @property
@@ -158,7 +178,7 @@ class Run:
 
     def leave(self, reason: str = "asked to leave") -> None:
         """Take this worker out after the current step; the others go on. May be called by a signal handler."""
-        self._leave_reason = reason
+        self._leave_reason = self._session.leave_reason = reason
 
     def load(self, epoch: int, start: int, stop: int) -> Any:
         """The batch at positions `[start, stop)` of the epoch's order."""
@@ -189,12 +209,15 @@ class Run:
                 raise ConflictError(
                     f"step {step.number}: step.commit() was not called; each turn of run.steps() needs it"
                 )
+            if not step.is_committed:
+                step.gradients.restore_buffers()
 
     def _connect(self) -> None:
         if self.outcome is not None:
             raise ClosedError(f"this run is over: {self.outcome}")
         if not self._is_open:
             self._is_open = True
+            self._signals.install()
             self._session.connect()
 
     def _form(self, goal: _Goal) -> bool:
@@ -203,34 +226,96 @@ class Run:
         if standing is Standing.MEMBER:
             self._last_generation = self._session.generation
             times = self._session.times[-1]
-            self._log.write("formed", committed_step=self.state.committed_step, **asdict(times))
+            self._log.write(
+                "formed",
+                committed_step=self.state.committed_step,
+                digest=self._digest,
+                **asdict(times),
+            )
             return True
         if standing is Standing.RELEASED:
             self._end("left", "released")
             return False
+        return self._end_with_the_run(goal)
+
+    def _end_with_the_run(self, goal: _Goal) -> bool:
+        """The coordinator says that it is over: fine, or an error, but no group to go on with."""
+        end = self._session.ended or RunEnd("aborted", "the run has ended")
         if goal.is_reached(self.state):
-            self._end("complete", "the run is complete")
-            return False
-        reason = self._session.ended or "the run has ended"
-        self._log.write("aborted", reason=reason, committed_step=self.state.committed_step)
-        raise TrainingAbortedError(reason, committed_step=self.state.committed_step)
+            self._end("complete", end.reason)
+        elif end.outcome == "completed":
+            self._end("left", "the run was completed without this worker")
+        elif end.outcome == "stopped":
+            self._end("stopped", end.reason)
+        else:
+            self._log.write("aborted", reason=end.reason, committed_step=self.state.committed_step)
+            raise TrainingAbortedError(end.reason, committed_step=self.state.committed_step)
+        return False
 
     def _position(self) -> Position:
         prepared = None if self._prepared is None else self._prepared.step
         return Position(self.state.committed_step, prepared)
 
     def _agree(self, group: GenerationGroup | None) -> int:
+        prepared, epoch = self._prepared, self.state.epoch
         agreement = agree(
             group,
             self.state,
-            prepared=self._prepared,
+            prepared=prepared,
             generation=self._last_generation,
-            restore=None,
+            restore=self._restore_point(),
             held=self._held_nodes,
         )
         self._prepared = None
+        if agreement.rolled_forward and prepared is not None:
+            self._last_metrics = prepared.metrics
+            self._report(prepared, epoch)
+        self._digest = agreement.digest
         self._divide(agreement.held)
         return agreement.healed_bytes
+
+    def _restore_point(self) -> Callable[[], None] | None:
+        checkpointer = self._checkpointer
+        if checkpointer is None or not checkpointer.plan.resume:
+            return None
+
+        def restore() -> None:
+            if checkpointer.restore(self.state):
+                self._log.write("resumed", committed_step=self.state.committed_step)
+
+        return restore
+
+    def _save_if_due(self, flags: _Flags) -> None:
+        """Rank 0 saves when the schedule says so, or when somebody must go."""
+        checkpointer = self._checkpointer
+        if checkpointer is None:
+            return
+        self._note_saved(checkpointer.poll())
+        step = self.state.committed_step
+        is_due = checkpointer.is_due(step, failures=len(self._session.times) - 1)
+        if self._session.rank != 0:
+            if is_due:
+                checkpointer.note(step)
+        elif flags.leaving and not self._is_emergency_saved:
+            self._save(CheckpointType.EMERGENCY)
+        elif is_due:
+            self._save(CheckpointType.FULL)
+        self._is_emergency_saved = bool(flags.leaving)
+
+    def _save(self, kind: CheckpointType) -> None:
+        if self._checkpointer is not None:
+            self._checkpointer.save(
+                self.state,
+                generation=self._session.generation,
+                kind=kind,
+                metrics=self._last_metrics,
+            )
+            step = self.state.committed_step
+            self._log.write("checkpoint", type=kind.value, step=step, complete=False)
+
+    def _note_saved(self, step: int | None) -> None:
+        if step is not None:
+            self._log.write("checkpoint", step=step, complete=True)
 
     def _held_nodes(self) -> tuple[Node, ...]:
         """What is left of an attempt at the next step, if that step will have the same samples."""
@@ -268,7 +353,6 @@ class Run:
     def commit(self, step: Step) -> bool:
         """Reduce, vote and apply. What `Step.commit` calls."""
         if self._session.interrupted:
-            self._session.break_up(None)
             return False
         try:
             prepared = self._prepared = self._prepare(step)
@@ -280,7 +364,9 @@ class Run:
         self._prepared = self._attempt = None
         self._divide([()] * self._session.world_size)
         step.metrics, step.is_committed = prepared.metrics, True
-        self._report(step)
+        self._last_metrics = step.metrics
+        self._report(prepared, step.epoch)
+        self._save_if_due(flags)
         self._follow(flags)
         return True
 
@@ -318,32 +404,32 @@ class Run:
             return _Flags(*wishes)
         ballot = torch.tensor(wishes, dtype=torch.int64)
         session.group.all_reduce(ballot)
-        return _Flags(*(bool(count) for count in ballot.tolist()))
+        return _Flags(*ballot.tolist())
 
     def _follow(self, flags: _Flags) -> None:
         """Act on what the vote said; every member does the same after the same step."""
-        if self._leave_reason is not None and not self._asked_to_leave:
+        if flags.stop or flags.leaving == self._session.world_size:
+            self._stopping = True  # also when everybody was asked to leave: nobody would be left
+        elif self._leave_reason is not None and not self._asked_to_leave:
             self._asked_to_leave = True
             if not self._membership.leave(self._leave_reason):
                 self.stop(self._leave_reason)
-        if flags.stop:
-            self._stopping = True
         if flags.drain:
-            self._session.break_up(None)
+            self._session.retire()
 
-    def _report(self, step: Step) -> None:
-        rate = self.state.learning_rate(self._session.world_size)
+    def _report(self, step: Prepared, epoch: int) -> None:
+        samples = sum(part.size for part in step.taken)
         progress = Progress(
             generation=self._session.generation,
-            epoch=step.epoch,
-            step=step.number,
-            learning_rate=rate,
-            samples=step.samples,
-            global_batch_size=step.samples,
+            epoch=epoch,
+            step=step.step,
+            learning_rate=self.state.learning_rate(step.workers),
+            samples=samples,
+            global_batch_size=samples,
             metrics=step.metrics,
         )
         self._membership.report(progress)
-        self._log.write("commit", workers=self._session.world_size, **asdict(progress))
+        self._log.commit(self._session.rank, step.workers, asdict(progress))
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate if it is time; whether the group still works."""
@@ -368,6 +454,10 @@ class Run:
         except GroupAbortedError as error:
             self._session.break_up(error)
             return False
+        if self._session.rank == 0 and self._checkpointer is not None:
+            if self._checkpointer.last_step != self.state.committed_step:
+                self._save(CheckpointType.FULL)
+            self._note_saved(self._checkpointer.settle())
         outcome = "stopped" if self._stopping else "complete"
         self._membership.finish(self._stop_reason or outcome)
         self._end(outcome, self._stop_reason or outcome)
@@ -383,6 +473,8 @@ class Run:
             digest=self.digest(),
             proof=self.state.require_exactly_once(),
         )
+        if self._session.rank == 0:
+            self._log.ledger(self.state.ledger)
         self.close()
 
 
@@ -393,9 +485,11 @@ class _Attempt(NamedTuple):
 
 
 class _Flags(NamedTuple):
-    drain: bool
-    checkpoint: bool
-    stop: bool
+    """How many members wish for what."""
+
+    drain: int
+    leaving: int
+    stop: int
 
 
 class _Goal:
@@ -416,4 +510,8 @@ class _Goal:
 
 def default_membership() -> Membership:
     """The cluster that the environment describes; otherwise a run of one process."""
+    if os.environ.get("TENSORFORGE_COORDINATOR"):
+        from tensorforge.train.elastic_membership import ElasticMembership
+
+        return ElasticMembership.from_environment()
     return FixedMembership.from_environment()

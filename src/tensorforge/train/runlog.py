@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TextIO
+
+from tensorforge.data.ledger import Ledger
 
 
 class RunLog:
@@ -14,6 +17,7 @@ class RunLog:
 
     def __init__(self, folder: Path | None, worker: str) -> None:
         self._worker = worker
+        self._folder = folder
         self._file: TextIO | None = None
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
@@ -30,6 +34,32 @@ class RunLog:
         if self._file is not None:
             line = {"kind": kind, "time": time.time(), "worker": self._worker, **facts}
             self._file.write(json.dumps(line) + "\n")
+
+    def commit(self, rank: int, workers: int, facts: Mapping[str, Any]) -> None:
+        """A committed step; rank 0 also appends it to the run's `metrics.jsonl`."""
+        self.write("commit", workers=workers, **facts)
+        if rank == 0 and self._folder is not None:
+            line = {"time": time.time(), "world_size": workers, **facts}
+            with (self._folder.parent / "metrics.jsonl").open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def ledger(self, ledger: Ledger) -> None:
+        """What was consumed and what remains of the current epoch, in the run's `ledger.json`."""
+        if self._folder is None:
+            return
+        content = {
+            "epoch": ledger.epoch,
+            "committed_step": ledger.committed_step,
+            "size": ledger.size,
+            "shards": ledger.shards,
+            "consumed": [list(span) for span in ledger.consumed.ranges],
+            "remaining": [list(span) for span in ledger.remaining.ranges],
+            "packed": ledger.pack().hex(),
+        }
+        path = self._folder.parent / "ledger.json"
+        temporary = path.with_suffix(f".{os.getpid()}")
+        temporary.write_text(json.dumps(content), encoding="utf-8")
+        temporary.replace(path)
 
     def close(self) -> None:
         """Close the file."""

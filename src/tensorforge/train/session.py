@@ -11,6 +11,7 @@ and return.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -18,11 +19,14 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tensorforge.cluster.events import RescalingEvent
-from tensorforge.errors import DeadlineExceededError, StaleGenerationError, TrainingAbortedError
+from tensorforge.errors import DeadlineExceededError, StaleGenerationError
 from tensorforge.train.group import GenerationGroup, GenerationStore, GroupAbortedError
-from tensorforge.train.membership import Gathering, Membership
+from tensorforge.train.membership import Gathering, Membership, RunEnd
 
 log = logging.getLogger(__name__)
+
+_SIGNAL_POLL_SECONDS = 0.25
+_RELEASE_SECONDS = 5.0
 
 
 class Standing(Enum):
@@ -64,11 +68,15 @@ class Session:
         self._condition = threading.Condition()
         self._newest: RescalingEvent | None = None
         self._noticed = time.monotonic()
-        self._ended: str | None = None
+        self._ended: RunEnd | None = None
+        self._fenced_generation = 0
+        self.leave_reason: str | None = None
+        """Set by a signal handler: this worker wants to go, also if it is waiting for a generation."""
         self.generation = 0
         self.rank = 0
         self.world_size = 1
         self.group: GenerationGroup | None = None
+        self._retired: GenerationGroup | None = None
         self._store: GenerationStore | None = None
         self._is_formed = False
         self.spared_ports: frozenset[int] = frozenset()
@@ -82,14 +90,10 @@ class Session:
     @property
     def interrupted(self) -> bool:
         """Whether the current group is beyond use: do not start more work with it."""
-        if self._ended is not None:
+        if self._ended is not None or self._fenced_generation >= self.generation > 0:
             return True
         newest = self._newest
-        if (
-            newest is not None
-            and _is_urgent(newest)
-            and newest.new_topology.epoch > self.generation
-        ):
+        if newest is not None and newest.urgent and newest.new_topology.epoch > self.generation:
             return True
         return self.group is not None and self.group.is_aborted
 
@@ -100,13 +104,13 @@ class Session:
         return newest is not None and newest.new_topology.epoch > self.generation
 
     @property
-    def ended(self) -> str | None:
+    def ended(self) -> RunEnd | None:
         """Why the run is over, if it is."""
         return self._ended
 
     def connect(self) -> None:
         """Join the cluster."""
-        self._membership.connect(self._on_event, self._on_ended)
+        self._membership.connect(self._on_event, self._on_ended, self._on_fenced)
 
     def _on_event(self, event: RescalingEvent) -> None:
         with self._condition:
@@ -115,31 +119,45 @@ class Session:
                 return
             self._newest = event
             self._noticed = time.monotonic()
-            group = self.group if _is_urgent(event) else None
+            group = self.group if event.urgent else None
             self._condition.notify_all()
         if group is not None and group.generation < event.new_topology.epoch:
             group.abort(f"generation {event.new_topology.epoch} follows: {event.trigger_reason}")
 
-    def _on_ended(self, reason: str) -> None:
+    def _on_ended(self, end: RunEnd) -> None:
         with self._condition:
-            self._ended = reason
+            self._ended = end
             group = self.group
             self._condition.notify_all()
         if group is not None:
-            group.abort(f"the run has ended: {reason}")
+            group.abort(f"the run has ended: {end.reason}")
 
-    def break_up(self, error: BaseException | None) -> None:
-        """The group failed under our hands, or is left behind after a drain."""
-        suspicious = error is not None and not self.drain_wanted and self._ended is None
-        if suspicious:
-            log.info("generation %d broke: %s", self.generation, error)
+    def _on_fenced(self, reason: str) -> None:
+        with self._condition:
+            self._fenced_generation = self.generation
+            group = self.group
+        if group is not None:
+            group.abort(f"the cluster went on without this worker: {reason}")
+
+    def break_up(self, error: BaseException) -> None:
+        """The group failed under our hands."""
+        log.info("generation %d broke: %s", self.generation, error)
+        if not self.drain_wanted and self._ended is None:
             self._membership.suspect(self.generation, str(error))
         self._drop_group()
 
+    def retire(self) -> None:
+        """Use the group no more, but leave it open: others may still be in its last vote."""
+        self._is_formed = False
+        with self._condition:
+            self._retired, self.group = self.group, None
+
     def _drop_group(self) -> None:
         self._is_formed = False
-        group, self.group = self.group, None
-        if group is not None:
+        with self._condition:
+            gone = [group for group in (self.group, self._retired) if group is not None]
+            self.group = self._retired = None
+        for group in gone:
             group.close()
         if self._store is not None:
             self._store.close()
@@ -154,9 +172,14 @@ class Session:
 
         `agree` brings all members to one state and returns the bytes that healing moved.
         """
-        self._drop_group()
+        if self.group is not None:
+            self._drop_group()
         while True:
             event = self._await_event()
+            if event is None and self._ended is None:
+                self._membership.leave(self.leave_reason or "")
+                self._membership.wait_for_release(_RELEASE_SECONDS)
+                return Standing.RELEASED
             if event is None:
                 return Standing.ENDED
             if self._membership.worker_id not in event.new_topology:
@@ -169,6 +192,8 @@ class Session:
             try:
                 gathering = self._gather(event, position(), clock)
                 if gathering is None:
+                    if self._ended is None and self._membership.wait_for_release(0):
+                        return Standing.RELEASED
                     continue
                 self._connect_group(gathering)
                 clock.mark("connect")
@@ -183,21 +208,26 @@ class Session:
             return Standing.MEMBER
 
     def _await_event(self) -> RescalingEvent | None:
-        """The newest event that was not followed yet; `None` when the run has ended."""
-        deadline = time.monotonic() + self._patience
+        """The newest event that was not followed yet; `None` when the run has ended or this worker is to go."""
+        # A joiner or a standby waits for as long as the coordinator lets it.
+        patience = self._patience if self.generation else math.inf
+        deadline = time.monotonic() + patience
         with self._condition:
             while True:
                 if self._ended is not None:
                     return None
                 if self._newest is not None and self._newest.new_topology.epoch > self.generation:
                     return self._newest
+                if self.leave_reason is not None:
+                    return None
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise DeadlineExceededError(
                         f"no new generation after {self.generation} within {self._patience:g} s: "
                         "the coordinator is away, or there are too few workers"
                     )
-                self._condition.wait(left)
+                # Short waits, because a signal handler cannot notify.
+                self._condition.wait(min(left, _SIGNAL_POLL_SECONDS))
 
     def _gather(self, event: RescalingEvent, position: Position, clock: _Clock) -> Gathering | None:
         topology = event.new_topology
@@ -214,6 +244,9 @@ class Session:
         )
         gathering = self._membership.wait_for_gathering(topology.epoch, self._patience)
         clock.mark("gather")
+        if self._retired is not None:  # everybody stands at the barrier, so everybody is through
+            self._retired.close()
+            self._retired = None
         if gathering is None or gathering.generation != topology.epoch:
             self._drop_group()
             return None
@@ -238,14 +271,9 @@ class Session:
         group.form()
 
     def close(self) -> None:
-        """Give up the group and leave the cluster."""
-        self._drop_group()
+        """Leave the cluster, then give up the group: others may still read our last words from it."""
         self._membership.close()
-
-    def require_alive(self) -> None:
-        """Raise `TrainingAbortedError` if the run has ended."""
-        if self._ended is not None:
-            raise TrainingAbortedError(self._ended)
+        self._drop_group()
 
 
 class _Clock:
@@ -257,7 +285,3 @@ class _Clock:
         now = time.monotonic()
         self._times.phases[phase] = round((now - self._last) * 1000, 3)
         self._last = now
-
-
-def _is_urgent(event: RescalingEvent) -> bool:
-    return getattr(event, "urgent", True)

@@ -1,0 +1,247 @@
+"""A whole cluster on this machine, to be hurt: a coordinator and workers as real processes.
+
+Processes are forked from one that has imported torch and nothing else has happened in, so they start in
+milliseconds. What the workers did is read from their logs in the run's folder.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Self
+
+from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.encoding import encode
+from tensorforge.errors import DeadlineExceededError
+from tensorforge.train.runlog import read_run_logs
+
+PRELOADED = ("torch", "torch._dynamo", "tensorforge.train.run", "tensorforge.elastic.coordinator")
+_POLL_SECONDS = 0.01
+
+Main = Callable[..., None]
+
+
+def forking_context() -> ForkServerContext:
+    """The context whose processes start warm; the server itself starts with the first of them."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(list(PRELOADED))
+    return context
+
+
+class LocalCluster:
+    """Runs `main(*arguments)` in every worker, with the environment that a launcher would set.
+
+    A context manager: at the end every process is killed that is still there.
+    """
+
+    def __init__(
+        self,
+        main: Main,
+        arguments: tuple[Any, ...],
+        folder: Path,
+        *,
+        config: ElasticTrainingConfig | None = None,
+        desired_workers: int | None = None,
+        lease_seconds: float = 0.5,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.folder = folder
+        self.config = config or ElasticTrainingConfig()
+        self.address = f"127.0.0.1:{_free_port()}"
+        self._main = main
+        self._arguments = arguments
+        self._desired_workers = desired_workers
+        self._lease_seconds = lease_seconds
+        self._environment = dict(environment or {})
+        self._context = forking_context()
+        self._coordinator: BaseProcess | None = None
+        self.workers: dict[str, BaseProcess] = {}
+        self.frozen: set[str] = set()
+
+    def __enter__(self) -> Self:
+        self.start_coordinator()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        everybody = [*self.workers.values(), *filter(None, [self._coordinator])]
+        for process in everybody:
+            process.kill()
+        for process in everybody:
+            process.join()
+            process.close()
+
+    def start_coordinator(self) -> None:
+        """Start it, or start it again on its journal and its port."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        settings = {
+            "config": self.config,
+            "address": self.address,
+            "database": str(self.folder / "meta.db"),
+            "desired_workers": self._desired_workers,
+            "lease_seconds": self._lease_seconds,
+        }
+        self._coordinator = self._context.Process(
+            target=_lead, args=(settings, str(self.folder / "coordinator.log"))
+        )
+        self._coordinator.start()
+
+    def kill_coordinator(self) -> None:
+        """kill -9."""
+        if self._coordinator is not None:
+            self._coordinator.kill()
+            self._coordinator.join()
+            self._coordinator.close()
+            self._coordinator = None
+
+    def start_worker(self, name: str) -> None:
+        """Start a worker; it joins by itself."""
+        environment = {
+            "TENSORFORGE_COORDINATOR": self.address,
+            "TENSORFORGE_WORKER_ID": name,
+            "TENSORFORGE_RUN_DIR": str(self.folder),
+            "TENSORFORGE_CONFIG": json.dumps(encode(self.config)),
+            **self._environment,
+        }
+        log = str(self.folder / f"{name}.log")
+        process = self._context.Process(
+            target=_work, args=(environment, log, self._main, self._arguments)
+        )
+        process.start()
+        self.workers[name] = process
+
+    def kill(self, name: str) -> None:
+        """kill -9."""
+        self._signal(name, signal.SIGKILL)
+        self.workers.pop(name).join()
+        self.frozen.discard(name)
+
+    def freeze(self, name: str) -> None:
+        """SIGSTOP."""
+        self._signal(name, signal.SIGSTOP)
+        self.frozen.add(name)
+
+    def thaw(self, name: str) -> None:
+        """SIGCONT."""
+        self._signal(name, signal.SIGCONT)
+        self.frozen.discard(name)
+
+    def ask_to_leave(self, name: str) -> None:
+        """SIGTERM."""
+        self._signal(name, signal.SIGTERM)
+
+    def _signal(self, name: str, number: signal.Signals) -> None:
+        pid = self.workers[name].pid
+        if pid is not None:
+            os.kill(pid, number)
+
+    def events(self) -> list[dict[str, Any]]:
+        """What the workers wrote so far, in order of time."""
+        return read_run_logs(self.folder)
+
+    def finals(self) -> dict[str, dict[str, Any]]:
+        """The last line of each worker that ended by itself."""
+        return {event["worker"]: event for event in self.events() if event["kind"] == "final"}
+
+    def committed_step(self) -> int:
+        """The newest step that anybody committed; -1 before the first."""
+        return max((e["step"] for e in self.events() if e["kind"] == "commit"), default=-1)
+
+    def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = 60.0) -> None:
+        """Poll until `condition` holds; `DeadlineExceededError`, with the logs, if it does not."""
+        deadline = time.monotonic() + timeout
+        while not condition():
+            if time.monotonic() > deadline:
+                raise DeadlineExceededError(
+                    f"{what} did not happen within {timeout:g} s\n{self.describe()}"
+                )
+            time.sleep(_POLL_SECONDS)
+
+    def wait_for_step(self, step: int, timeout: float = 60.0, *, strict: bool = True) -> None:
+        """Wait until somebody has committed `step`, or everybody is done."""
+        try:
+            self.wait_until(
+                lambda: self.committed_step() >= step or not self.living(), f"step {step}", timeout
+            )
+        except DeadlineExceededError:
+            if strict:
+                raise
+
+    def wait_for_end(self, timeout: float = 60.0) -> None:
+        """Wait until every worker that is not frozen has ended."""
+        self.wait_until(lambda: not self.living(), "the end of the run", timeout)
+
+    def living(self) -> set[str]:
+        """The workers that run, frozen ones aside."""
+        return {n for n, p in self.workers.items() if p.is_alive() and n not in self.frozen}
+
+    def exit_codes(self) -> dict[str, int | None]:
+        """Of the workers that were not killed."""
+        return {name: process.exitcode for name, process in self.workers.items()}
+
+    def describe(self) -> str:
+        """The processes' own words, and where they are, for a failed test."""
+        for name in self.living():
+            self._signal(name, signal.SIGUSR1)
+        time.sleep(0.2)
+        lines = [f"living: {sorted(self.living())}, frozen: {sorted(self.frozen)}"]
+        for path in sorted(self.folder.glob("*.log")):
+            lines += [f"--- {path.name}", *path.read_text(errors="replace").splitlines()[-25:]]
+        return "\n".join(lines)
+
+
+def _lead(settings: dict[str, Any], log: str) -> None:
+    from tensorforge.elastic.coordinator import ElasticCoordinator
+
+    with _logged(log):
+        host, _, port = settings["address"].rpartition(":")
+        leader = ElasticCoordinator(
+            settings["config"],
+            host=host,
+            port=int(port),
+            database=settings["database"],
+            desired_workers=settings["desired_workers"],
+            lease_seconds=settings["lease_seconds"],
+            lease_wait=30.0,
+            on_note=lambda note: print(time.time(), note, flush=True),  # noqa: T201
+        )
+        with leader:
+            leader.wait_until_ended()
+            time.sleep(60)  # late workers are told that the run is over, until the test kills us
+
+
+def _work(environment: dict[str, str], log: str, main: Main, arguments: tuple[Any, ...]) -> None:
+    import faulthandler
+
+    os.environ.update(environment)
+    with _logged(log):
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
+        main(*arguments)
+
+
+@contextmanager
+def _logged(path: str) -> Iterator[None]:
+    """Everything that the process says goes to a file."""
+    import logging
+    import sys
+
+    file = Path(path).open("a", buffering=1, encoding="utf-8")  # noqa: SIM115  until the process ends
+    os.dup2(file.fileno(), 1)
+    os.dup2(file.fileno(), 2)
+    sys.stdout = sys.stderr = file
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(message)s", stream=file)
+    yield
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

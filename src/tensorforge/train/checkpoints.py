@@ -1,0 +1,247 @@
+"""Checkpoints of a run: by schedule, in the background, in the catalog; and the way back from one.
+
+The state is the same on all members, so rank 0 saves it alone and nobody waits for anybody. If rank 0
+dies while it saves, that checkpoint never existed; the next rank 0 follows the schedule from there.
+"""
+
+from __future__ import annotations
+
+import base64
+import logging
+import secrets
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tensorforge.catalog import (
+    CheckpointManager,
+    CheckpointRecord,
+    CheckpointSchedule,
+    CheckpointType,
+    CreateCheckpointRequest,
+    GcPolicy,
+    TrainingProgress,
+)
+from tensorforge.checkpoint.api import DistributedCheckpoint, SaveHandle
+from tensorforge.checkpoint.coordinators import SingleProcess
+from tensorforge.checkpoint.manifest import SUFFIX
+from tensorforge.checkpoint.options import LoadOptions, SaveOptions
+from tensorforge.checkpoint.shelf import delete_checkpoint
+from tensorforge.errors import CheckpointError, IntegrityError, TensorForgeError
+from tensorforge.storage.opening import open_store
+from tensorforge.train.progress import TrainingState
+from tensorforge.train.state import empty_like_header, flatten, tensor_bytes, unflatten
+
+log = logging.getLogger(__name__)
+
+_KEY = "tensorforge_run"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointPlan:
+    """Where and when a run is saved.
+
+    `location`: a folder or the URL of an object store, for this run alone. `schedule`: when. `retention`:
+    what is kept. `catalog`: the URL or path of the catalog's database; by default a file in the folder, and
+    none for an object store. `resume`: a run that starts fresh goes on from the newest intact checkpoint.
+    """
+
+    location: str | Path
+    schedule: CheckpointSchedule = field(
+        default_factory=lambda: CheckpointSchedule(every_seconds=600.0)
+    )
+    retention: GcPolicy = field(default_factory=GcPolicy)
+    run_id: str = "default"
+    catalog: str | Path | None = None
+    resume: bool = True
+
+
+class Checkpointer:
+    """Carries a plan out. It belongs to one worker; only rank 0 saves."""
+
+    def __init__(self, plan: CheckpointPlan) -> None:
+        self.plan = plan
+        self._checkpoint: DistributedCheckpoint | None = None
+        self._manager: CheckpointManager | None = None
+        self._pending: tuple[SaveHandle, CheckpointRecord | None, int] | None = None
+        self.last_step = -1
+        """The step after which somebody saved last, as far as this worker knows."""
+        self._last_time = self._started = time.monotonic()
+        self._stall: float | None = None
+        self.saved: list[str] = []
+        """The prefixes of the checkpoints that this worker has written, oldest first."""
+
+    def is_due(self, step: int, failures: int) -> bool:
+        """Whether the schedule wants a checkpoint after `step`."""
+        now = time.monotonic()
+        progress = TrainingProgress(
+            step=step,
+            now=now,
+            last_step=self.last_step,
+            last_time=self._last_time,
+            save_seconds=self._stall,
+            failures=failures,
+            observed_seconds=now - self._started,
+        )
+        return bool(self.plan.schedule.should_checkpoint(progress))
+
+    def note(self, step: int) -> None:
+        """Somebody saved after `step`: count from there."""
+        self.last_step, self._last_time = step, time.monotonic()
+
+    def save(
+        self,
+        state: TrainingState,
+        *,
+        generation: int,
+        kind: CheckpointType = CheckpointType.FULL,
+        metrics: Mapping[str, float] | None = None,
+    ) -> None:
+        """Copy the state and save the copy in the background. A failure is told, not raised."""
+        started = time.monotonic()
+        self.settle()
+        step = state.committed_step
+        prefix = f"step-{step:08d}-g{generation}-{secrets.token_hex(3)}"
+        try:
+            record = self._announce(state, kind, metrics or {})
+            options = SaveOptions(
+                checkpoint_prefix=prefix,
+                include_rng_state=False,
+                custom_metadata={_KEY: _pack(state)},
+            )
+            handle = self._open().async_save(state.model, state.optimizer, options)
+        except TensorForgeError as error:
+            log.warning("no checkpoint after step %d: %s", step, error)
+            return
+        self._pending = (handle, record, step)
+        self._stall = time.monotonic() - started
+        self.note(step)
+
+    def poll(self) -> int | None:
+        """Finish the books of a save that has ended meanwhile; the step it was of, if it succeeded."""
+        if self._pending is not None and self._pending[0].is_done:
+            return self.settle()
+        return None
+
+    def settle(self) -> int | None:
+        """Wait for the save in the background and enter it into the catalog; the step it was of."""
+        if self._pending is None:
+            return None
+        (handle, record, step), self._pending = self._pending, None
+        try:
+            prefix = handle.result()
+            self.saved.append(prefix)
+            if record is not None:
+                manager = self._catalog()
+                if manager is not None:
+                    size = self._size_of(prefix)
+                    manager.complete(record.checkpoint_id, size, f"{prefix}{SUFFIX}")
+                    manager.gc(training_run_id=self.plan.run_id)
+        except (TensorForgeError, OSError) as error:
+            log.warning("checkpoint %s failed: %s", handle.prefix, error)
+            return None
+        return step
+
+    def restore(self, state: TrainingState) -> bool:
+        """Load the newest intact checkpoint; whether there was one."""
+        checkpoint = self._open()
+        if not checkpoint.list_checkpoints():
+            return False
+        result = checkpoint.load(state.model, state.optimizer, LoadOptions(load_rng_state=False))
+        packed = result.custom_metadata.get(_KEY)
+        if packed is None:
+            raise CheckpointError(
+                f"{result.manifest.prefix} holds a model, but not where its run stood",
+                result.manifest.prefix,
+            )
+        _unpack(state, packed)
+        if state.capture().digest().hex() != packed["digest"]:
+            raise IntegrityError(
+                f"the state loaded from {result.manifest.prefix} differs from the one that was saved"
+            )
+        self.note(state.committed_step)
+        log.info("resumed after step %d from %s", state.committed_step, result.manifest.prefix)
+        return True
+
+    def close(self) -> None:
+        """Wait for the last save and let go of everything."""
+        self.settle()
+        if self._checkpoint is not None:
+            self._checkpoint.close()
+            self._checkpoint = None
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+
+    def _open(self) -> DistributedCheckpoint:
+        if self._checkpoint is None:
+            store = open_store(self.plan.location)
+            self._checkpoint = DistributedCheckpoint(SingleProcess(), store)
+        return self._checkpoint
+
+    def _catalog(self) -> CheckpointManager | None:
+        if self._manager is None:
+            database = self.plan.catalog
+            if database is None and "://" not in str(self.plan.location):
+                database = Path(self.plan.location) / "catalog.db"
+            if database is not None:
+                self._manager = CheckpointManager(
+                    self.plan.retention, database=database, remove_files=self._remove
+                )
+        return self._manager
+
+    def _announce(
+        self, state: TrainingState, kind: CheckpointType, metrics: Mapping[str, float]
+    ) -> CheckpointRecord | None:
+        manager = self._catalog()
+        if manager is None:
+            return None
+        request = CreateCheckpointRequest(
+            training_run_id=self.plan.run_id,
+            epoch=state.epoch,
+            step=state.committed_step,
+            checkpoint_type=kind,
+            metrics=metrics,
+        )
+        return manager.create(request)
+
+    def _size_of(self, prefix: str) -> int:
+        found = [c for c in self._open().list_checkpoints() if c.prefix == prefix]
+        return found[0].size_bytes if found else 0
+
+    def _remove(self, record: CheckpointRecord) -> None:
+        if record.storage_path:
+            delete_checkpoint(self._open().storage, record.storage_path.removesuffix(SUFFIX))
+
+
+def _pack(state: TrainingState) -> dict[str, Any]:
+    """What the model's and the optimizer's files do not hold, as JSON."""
+    saved = set(state.model.state_dict())
+    transient = {n: b for n, b in state.model.named_buffers() if n not in saved}
+    flat = flatten({"transient": transient, **state.bookkeeping()})
+    return {
+        "header": flat.header().decode(),
+        "tensors": [
+            base64.b64encode(tensor_bytes(tensor).numpy().tobytes()).decode()
+            for tensor in flat.tensors
+        ],
+        "digest": state.capture().digest().hex(),
+    }
+
+
+def _unpack(state: TrainingState, packed: Mapping[str, Any]) -> None:
+    flat = empty_like_header(packed["header"].encode())
+    for tensor, text in zip(flat.tensors, packed["tensors"], strict=True):
+        raw = bytearray(base64.b64decode(text))
+        if raw:
+            tensor.reshape(-1).view(torch.uint8).copy_(torch.frombuffer(raw, dtype=torch.uint8))
+    content = unflatten(flat)
+    buffers = dict(state.model.named_buffers())
+    with torch.no_grad():
+        for name, tensor in content["transient"].items():
+            buffers[name].copy_(tensor)
+    state.restore_bookkeeping(content)

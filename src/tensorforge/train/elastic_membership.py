@@ -1,0 +1,172 @@
+"""Membership in a cluster that a coordinator leads."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.cluster.events import RescalingEvent
+from tensorforge.cluster.worker import WorkerId
+from tensorforge.elastic.access import TlsOptions
+from tensorforge.elastic.worker import ElasticWorker
+from tensorforge.encoding import decode
+from tensorforge.errors import (
+    ClosedError,
+    ConfigurationError,
+    StaleGenerationError,
+    TrainingAbortedError,
+)
+from tensorforge.train.membership import Gathering, Progress, RunEnd
+
+_STORE = "store"
+_LAST_WORDS_SECONDS = 30.0
+
+
+class ElasticMembership:
+    """A worker of the cluster whose coordinator listens at `address`."""
+
+    def __init__(self, address: str, worker: ElasticWorker) -> None:
+        self._address = address
+        self._worker = worker
+        self._is_connected = False
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> ElasticMembership:
+        """The place that a launcher describes in `TENSORFORGE_*` variables."""
+        settings = os.environ if environment is None else environment
+        address = settings["TENSORFORGE_COORDINATOR"]
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigurationError("TENSORFORGE_COORDINATOR", address, "must be HOST:PORT")
+        here = settings.get("TENSORFORGE_HOST") or _address_towards(host, int(port))
+        name = settings.get("TENSORFORGE_WORKER_ID") or f"{socket.gethostname()}-{os.getpid()}"
+        worker = ElasticWorker(
+            WorkerId(name, here, 0),
+            _config(settings.get("TENSORFORGE_CONFIG")),
+            token=settings.get("TENSORFORGE_TOKEN") or None,
+            tls=_tls(settings),
+        )
+        return cls(address, worker)
+
+    @property
+    def worker_id(self) -> WorkerId:
+        """Who this is."""
+        return self._worker.worker_id
+
+    def connect(
+        self,
+        rescaling_requested: Callable[[RescalingEvent], None],
+        run_ended: Callable[[RunEnd], None],
+        fenced: Callable[[str], None],
+    ) -> None:
+        """Register with the coordinator."""
+        self._worker.rescaling_requested.append(rescaling_requested)
+        self._worker.run_ended.append(lambda reason: run_ended(self._end(reason)))
+        self._worker.fenced.append(fenced)
+        self._worker.connect_to_cluster(self._address)
+        self._is_connected = True
+
+    def _end(self, reason: str) -> RunEnd:
+        try:
+            self._worker.wait_for_rescale(0)
+        except TrainingAbortedError as ended:
+            return RunEnd(str(ended.facts.get("outcome", "aborted")), ended.reason)
+        return RunEnd("aborted", reason)
+
+    def ready(
+        self, generation: int, committed_step: int, prepared_step: int | None, store: str | None
+    ) -> None:
+        """Answer the rescale barrier."""
+        self._worker.ready(
+            generation,
+            committed_step=committed_step,
+            prepared_step=prepared_step,
+            attributes={} if store is None else {_STORE: store},
+        )
+
+    def wait_for_gathering(self, generation: int, timeout: float) -> Gathering | None:
+        """Wait for all members' answers."""
+        try:
+            formation = self._worker.wait_for_formation(timeout)
+        except (StaleGenerationError, TrainingAbortedError, ClosedError):
+            return None
+        if formation is None or formation.generation != generation:
+            return None
+        first = formation.topology.workers[0]
+        store = formation.members[first.id].attributes.get(_STORE, "")
+        return Gathering(formation.generation, formation.topology, store)
+
+    def formed(self, generation: int, healed_bytes: int) -> None:
+        """The second half of the barrier."""
+        self._worker.formed(generation, {"state_bytes": healed_bytes} if healed_bytes else {})
+
+    def report(self, progress: Progress) -> None:
+        """Progress goes out with the next heartbeat."""
+        self._worker.report_progress(
+            progress.generation,
+            progress.epoch,
+            progress.step,
+            progress.learning_rate,
+            progress.samples,
+            progress.metrics,
+            global_batch_size=progress.global_batch_size,
+        )
+
+    def suspect(self, generation: int, reason: str) -> None:
+        """Have the coordinator look into it."""
+        self._worker.suspect(generation, None, reason)
+
+    def leave(self, reason: str) -> bool:
+        """Ask the coordinator for a rescale without this worker."""
+        self._worker.leave(reason)
+        return True
+
+    def wait_for_release(self, timeout: float) -> bool:
+        """Wait until the others have formed without this worker."""
+        return self._worker.wait_for_release(timeout)
+
+    def finish(self, reason: str) -> None:
+        """Training is complete."""
+        self._worker.finish(reason)
+
+    def abort(self, reason: str, traceback: str) -> None:
+        """Tell what this worker's code raised; whether the run ends is for the coordinator to say."""
+        self._worker.abort(reason, traceback)
+
+    def close(self) -> None:
+        """Say the last words and disconnect."""
+        if self._is_connected:
+            self._is_connected = False
+            self._worker.flush(_LAST_WORDS_SECONDS)
+        self._worker.disconnect()
+
+
+def _config(text: str | None) -> ElasticTrainingConfig:
+    if not text:
+        return ElasticTrainingConfig()
+    try:
+        payload = json.loads(text)
+    except ValueError as error:
+        raise ConfigurationError("TENSORFORGE_CONFIG", text, f"is not JSON: {error}") from error
+    return decode(payload, ElasticTrainingConfig)
+
+
+def _tls(settings: Mapping[str, str]) -> TlsOptions | None:
+    names = {"ca": "TENSORFORGE_CA", "certificate": "TENSORFORGE_CERT", "key": "TENSORFORGE_KEY"}
+    paths: dict[str, Any] = {
+        field: Path(settings[name]) for field, name in names.items() if settings.get(name)
+    }
+    return TlsOptions(**paths) if paths else None
+
+
+def _address_towards(host: str, port: int) -> str:
+    """This machine's address on the way to `host`; nothing is sent to find it."""
+    family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(target)
+        return str(probe.getsockname()[0])

@@ -1,0 +1,215 @@
+"""One change at a time, on real processes: what the survivors do, and what they do not have to do again."""
+
+import os
+import signal
+import time
+
+import pytest
+import torch
+from tests.integration.train_cases import make_run, train
+from torch.nn import functional as F  # noqa: N812
+
+from tensorforge.catalog import CheckpointSchedule
+from tensorforge.cluster.config import AdaptationStrategy
+from tensorforge.testing.storms import check_history
+from tensorforge.train import CheckpointPlan
+
+
+def digests(running):
+    return {f["digest"] for f in running.finals().values() if f["outcome"] == "complete"}
+
+
+def start(running, *names):
+    for name in names:
+        running.start_worker(name)
+
+
+def counting_work(total, slow_shard_seconds):
+    """Trains the test model and writes down which shards were computed in which attempt."""
+    run = make_run("mlp")
+    with run:
+        for step in run.steps(total=total):
+            computed = []
+            for x, y in step.batches():
+                time.sleep(slow_shard_seconds)
+                step.backward(F.cross_entropy(run.model(x), y))
+                computed.append(len(computed))
+            was_committed = step.commit()
+            run._log.write("attempt", step=step.number, computed=len(computed), ok=was_committed)
+
+
+def test_survivors_compute_only_the_lost_shards_again(cluster, alone):
+    with cluster(main=counting_work, arguments=(6, 0.05), workers=3) as running:
+        start(running, "a", "b", "c")
+        running.wait_for_step(2)
+        time.sleep(0.15)  # somewhere within the next step: its shards take 0.2 s
+        running.kill("b")
+        running.wait_for_end()
+        assert digests(running) == {alone("mlp", "adamw", 6)[0]}
+        tries = [e for e in running.events() if e["kind"] == "attempt" and e["worker"] in "ac"]
+        failed = {e["step"] for e in tries if not e["ok"]}
+        for step in failed:
+            assert sum(e["computed"] for e in tries if e["step"] == step) <= 12
+        check_history(running.events(), 6)
+
+
+def test_training_goes_on_while_the_coordinator_is_away(cluster, alone):
+    total = 120
+    with cluster("mlp", "sgd", total, workers=2) as running:
+        start(running, "a", "b")
+        running.wait_for_step(5)
+        running.kill_coordinator()
+        away = running.committed_step()
+        running.wait_for_step(away + 60)
+        assert {e["generation"] for e in running.events() if e["kind"] == "commit"} == {1}
+        running.start_coordinator()
+        running.wait_for_end()
+        assert digests(running) == {alone("mlp", "sgd", total)[0]}
+        check_history(running.events(), total)
+
+
+def test_a_failure_without_a_coordinator_is_survived_once_it_is_back(cluster, alone):
+    with cluster("mlp", "sgd", 60, workers=3) as running:
+        start(running, "a", "b", "c")
+        running.wait_for_step(5)
+        running.kill_coordinator()
+        running.kill("c")
+        # Nobody can decide who is left, so nobody commits: that would be a minority's doing.
+        time.sleep(0.5)
+        stuck = running.committed_step()
+        time.sleep(0.5)
+        assert running.committed_step() == stuck
+        running.start_coordinator()
+        running.wait_for_end()
+        assert digests(running) == {alone("mlp", "sgd", 60)[0]}
+        check_history(running.events(), 60)
+
+
+def test_a_frozen_worker_is_left_behind_and_healed_when_it_is_back(cluster, alone):
+    with cluster("transformer", "adamw", 80, workers=3) as running:
+        start(running, "a", "b", "c")
+        running.wait_for_step(5)
+        running.freeze("b")
+        running.wait_for_step(running.committed_step() + 15)
+        running.thaw("b")
+        running.wait_for_end()
+        assert digests(running) == {alone("transformer", "adamw", 80)[0]}
+        healed = [e for e in running.events() if e["kind"] == "formed" and e["worker"] == "b"]
+        if len(healed) > 1:  # otherwise the run was over before it was back
+            assert healed[-1]["healed_bytes"] > 0
+
+
+def test_an_exception_in_user_code_ends_the_run_with_its_traceback(cluster):
+    with cluster(main=failing_work, arguments=(4,), workers=2) as running:
+        start(running, "a", "b")
+        running.wait_for_end()
+        assert set(running.exit_codes().values()) == {1}
+        log = (running.folder / "coordinator.log").read_text()
+        assert "ZeroDivisionError" in log
+        assert "failing_work" in log
+
+
+def failing_work(at):
+    run = make_run("mlp")
+    with run:
+        for step in run.steps(total=20):
+            for x, y in step.batches():
+                step.backward(F.cross_entropy(run.model(x), y))
+            step.commit()
+            if step.number == at:
+                1 / 0  # noqa: B018
+
+
+def test_one_signal_stops_the_whole_run_after_the_same_step(cluster):
+    with cluster("mlp", "sgd", 100_000, workers=3) as running:
+        start(running, "a", "b", "c")
+        running.wait_for_step(10)
+        os.kill(running.workers["b"].pid, signal.SIGUSR2)
+        running.wait_for_end()
+        finals = running.finals()
+        assert {f["outcome"] for f in finals.values()} == {"stopped"}
+        assert len({(f["committed_step"], f["digest"]) for f in finals.values()}) == 1
+        assert set(running.exit_codes().values()) == {0}
+
+
+def linear_work(total):
+    run = make_run("mlp", strategy=AdaptationStrategy.LINEAR, base_workers=2, batch_size=24)
+    train(run, total)
+
+
+def test_with_linear_scaling_batch_and_rate_follow_the_workers_and_samples_come_once(cluster):
+    with cluster(main=linear_work, arguments=(40,), workers=2) as running:
+        start(running, "a", "b")
+        running.wait_for_step(5)
+        running.kill("b")
+        running.wait_for_step(running.committed_step() + 8)
+        start(running, "c")
+        running.wait_for_end()
+        commits = [e for e in running.events() if e["kind"] == "commit"]
+        sizes = {e["workers"] for e in commits}
+        assert {1, 2} <= sizes
+        for event in commits:
+            assert event["samples"] <= 12 * event["workers"]
+        assert max(e["samples"] for e in commits if e["workers"] == 2) == 24
+        rates = {(e["step"], e["workers"], e["learning_rate"]) for e in commits}
+        by_step = {step: (workers, rate) for step, workers, rate in rates}
+        assert len(by_step) == len({(step, rate) for step, _, rate in rates})
+        assert all("none twice, none missing" in f["proof"] for f in running.finals().values())
+
+
+def quiet_work(kind, total):
+    torch.set_num_threads(1)
+    train(make_run(kind), total)
+
+
+@pytest.mark.parametrize("size", [1, 4])
+def test_the_same_script_gives_the_same_bits_on_any_cluster(cluster, alone, size):
+    with cluster(main=quiet_work, arguments=("convnet", 12), workers=size) as running:
+        start(running, *"abcd"[:size])
+        running.wait_for_end()
+        assert digests(running) == {alone("convnet", "adamw", 12)[0]}
+
+
+def test_everybody_asked_to_leave_stops_the_run_in_peace(cluster):
+    with cluster("mlp", "sgd", 100_000, workers=3) as running:
+        start(running, "a", "b", "c")
+        running.wait_for_step(10)
+        for name in "abc":
+            running.ask_to_leave(name)
+        running.wait_for_end()
+        assert set(running.exit_codes().values()) == {0}
+        assert {f["outcome"] for f in running.finals().values()} <= {"left", "stopped"}
+
+
+def saving_work(folder, total):
+    plan = CheckpointPlan(location=folder, schedule=CheckpointSchedule(every_steps=5))
+    train(make_run("convnet", checkpoints=plan), total)
+
+
+def test_a_stopped_run_goes_on_at_another_size_with_the_same_bits(cluster, alone, tmp_path):
+    folder = tmp_path / "checkpoints"
+    with cluster(main=saving_work, arguments=(folder, 17), workers=3, name="first") as running:
+        start(running, "a", "b", "c")
+        running.wait_for_end()
+        assert set(running.exit_codes().values()) == {0}, running.describe()
+    with cluster(main=saving_work, arguments=(folder, 40), workers=2, name="second") as running:
+        start(running, "x", "y")
+        running.wait_for_end()
+        assert digests(running) == {alone("convnet", "adamw", 40)[0]}
+        assert {e["step"] for e in running.events() if e["kind"] == "commit"} == set(range(17, 40))
+
+
+def test_a_preempted_run_leaves_an_emergency_checkpoint(cluster, tmp_path):
+    folder = tmp_path / "checkpoints"
+    with cluster(main=saving_work, arguments=(folder, 100_000), workers=2) as running:
+        start(running, "a", "b")
+        running.wait_for_step(3)
+        running.ask_to_leave("b")
+        running.wait_until(lambda: "b" in running.finals(), "b's end")
+        step = running.committed_step()
+        running.wait_for_step(step + 5)
+        events = [e for e in running.events() if e["kind"] == "checkpoint"]
+        assert "emergency" in {e.get("type") for e in events}
+        running.ask_to_leave("a")
+        running.wait_for_end()
+        assert set(running.exit_codes().values()) == {0}
