@@ -82,44 +82,33 @@ def core_pairs(
 
 
 class ListScan:
-    """The pool as a plain list of [offset, size, free], scanned for every request."""
+    """The free list as a plain list of holes, scanned for every request and every release."""
 
-    def __init__(self, space: FreeSpace, blocks: list[tuple[int, int]]) -> None:
-        rows = [[offset, size, False] for offset, size in blocks]
-        rows += [[offset, size, True] for offset, size in space.holes()]
-        self.rows = sorted(rows)
+    def __init__(self, space: FreeSpace) -> None:
+        self.holes = space.holes()
 
     def take(self, size: int) -> int:
-        best, place = SPACE + 1, -1
-        for index, (_, hole, free) in enumerate(self.rows):
-            if free and size <= hole < best:
-                best, place = hole, index
-        offset = self.rows[place][0]
-        self.rows[place] = [offset, size, False]
-        if best > size:
-            self.rows.insert(place + 1, [offset + size, best - size, True])
+        hole, offset = min((hole, offset) for offset, hole in self.holes if hole >= size)
+        self.holes.remove((offset, hole))
+        if hole > size:
+            self.holes.append((offset + size, hole - size))
         return offset
 
-    def give(self, offset: int) -> None:
-        index = next(i for i, row in enumerate(self.rows) if row[0] == offset)
-        self.rows[index][2] = True
-        for neighbour in (index + 1, index):
-            if (
-                0 < neighbour < len(self.rows)
-                and self.rows[neighbour][2]
-                and self.rows[neighbour - 1][2]
-            ):
-                self.rows[neighbour - 1][1] += self.rows[neighbour][1]
-                del self.rows[neighbour]
+    def give(self, offset: int, size: int) -> None:
+        beside = [h for h in self.holes if h[0] == offset + size or h[0] + h[1] == offset]
+        for hole in beside:
+            self.holes.remove(hole)
+        start = min([offset, *(hole[0] for hole in beside)])
+        self.holes.append((start, size + sum(hole[1] for hole in beside)))
 
 
 def list_scan_pairs(space: FreeSpace, blocks: list[tuple[int, int]], sizes: Sequence[int]) -> float:
-    naive = ListScan(space, blocks)
+    naive = ListScan(space)
     rng = random.Random(3)
     victims = rng.sample(range(len(blocks)), len(sizes))
     started = time.thread_time()
     for index, size in zip(victims, sizes, strict=True):
-        naive.give(blocks[index][0])
+        naive.give(*blocks[index])
         naive.take(size)
     return (time.thread_time() - started) / len(sizes) * 1e6
 

@@ -119,8 +119,8 @@ class TestAServerThatDies:
                 pytest.raises(UnavailableError, match="model"),
                 store.open_writer("model") as writer,
             ):
-                for number in range(40):
-                    if number == 10:
+                for number in range(16):
+                    if number == 4:
                         server.kill()
                     writer.append(block)
                 writer.commit()

@@ -5,7 +5,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
 
-from tensorforge.errors import CapacityError
+from tensorforge.errors import CapacityError, DeadlineExceededError
 from tensorforge.memory import BlockStatus, TensorArena
 
 CAPACITY = 1 << 14
@@ -35,6 +35,17 @@ class ArenaMachine(RuleBasedStateMachine):
         try:
             handle = self.arena.allocate(nbytes)
         except CapacityError:
+            return multiple()
+        self.contents[handle.block_id] = self.next_byte()
+        handle.buffer()[:] = bytes([self.contents[handle.block_id]]) * nbytes
+        return handle
+
+    @rule(target=handles, nbytes=sizes)
+    def acquire(self, nbytes):
+        """Takes what is free at once, moving blocks together if that helps."""
+        try:
+            handle = self.arena.acquire(nbytes, timeout=0)
+        except DeadlineExceededError:
             return multiple()
         self.contents[handle.block_id] = self.next_byte()
         handle.buffer()[:] = bytes([self.contents[handle.block_id]]) * nbytes

@@ -32,6 +32,7 @@ from tensorforge.errors import (
     CheckpointError,
     CheckpointErrorType,
     ConflictError,
+    InvalidInputError,
     NotFoundError,
 )
 from tensorforge.storage.blobs import BlobStore
@@ -84,6 +85,14 @@ def read_manifest(store: BlobStore, prefix: str) -> CheckpointManifest:
             CheckpointErrorType.LOAD_FAILED,
         ) from error
     return decode_manifest(document, key)
+
+
+def exists(store: BlobStore, prefix: str) -> bool:
+    """Whether there is a checkpoint of that name, intact or not."""
+    try:
+        return _exists(store, manifest_key(prefix))
+    except InvalidInputError:
+        return False
 
 
 def info_of(manifest: CheckpointManifest) -> CheckpointInfo:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tensorforge.cli._registry_output import DEFAULT, AsJson, Database
 from tensorforge.errors import InvalidInputError
 from tensorforge.registry.limits import Limits
 from tensorforge.registry.registry import ModelRegistry
@@ -17,19 +18,10 @@ from tensorforge.registry.tokens import DatabaseTokens
 
 app = typer.Typer(help="Serve the registry over HTTP: REST, MLflow's API, metrics.")
 
-DEFAULT_DATABASE = "registry.db"
-DatabaseOption = Annotated[
-    str,
-    typer.Option(
-        envvar="TENSORFORGE_REGISTRY",
-        help="Where the registry lies: a path (SQLite) or a postgresql:// URL.",
-    ),
-]
-
 
 @app.callback(invoke_without_command=True)
 def serve(
-    database: DatabaseOption = DEFAULT_DATABASE,
+    database: Database = DEFAULT,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on.", min=1, max=65535)] = 8600,
     workers: Annotated[int, typer.Option(help="Processes that answer.", min=1)] = 1,
@@ -38,9 +30,7 @@ def serve(
     allow_private_webhooks: Annotated[
         bool, typer.Option(help="Let webhooks reach loopback, link-local and private addresses.")
     ] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one line of JSON when ready.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Serve until interrupted. Every request needs a token: `tensorforge registry token create`."""
     limits = Limits(rate=rate, burst=max(1, int(rate * 2)), body_bytes=max_body)

@@ -6,8 +6,7 @@ segments/START-STOP.tfs  as in a worker's shard store
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from tensorforge.data.intervals import IntervalSet
@@ -182,8 +181,3 @@ def _file_pieces(start: int, stop: int, body: memoryview) -> Iterator[bytes | me
 
 def _file_name(key: str) -> str:
     return key.rpartition("/")[2]
-
-
-def read_lines(lines: Iterable[bytes], limit: int | None = None) -> list[bytes]:
-    """Non-empty lines without their ends, as records."""
-    return [line.rstrip(b"\r\n") for line in islice(lines, limit) if line.strip()]

@@ -36,6 +36,7 @@ from tensorforge.memory.blocks import (
     align_up,
     is_power_of_two,
 )
+from tensorforge.memory.compaction import Move
 from tensorforge.memory.guard import Guard
 from tensorforge.memory.handle import ArenaBlock, BlockRecord
 from tensorforge.memory.rawmemory import RawMemory, bytes_of
@@ -156,7 +157,7 @@ class TensorArena:
         """
         with self._guard:
             self._require_open()
-            moved = self._compact()
+            moved = self._carry_out(self._table.plan_compaction())
             self._wake()
             return moved
 
@@ -219,7 +220,8 @@ class TensorArena:
         if self._waiting[0] is not turn:
             return None
         record = self._try_allocate(nbytes, tensor_id, priority)
-        if isinstance(record, str) and self._room_in_pieces(nbytes) and self._compact():
+        if isinstance(record, str) and self._room_in_pieces(nbytes):
+            self._carry_out(self._table.plan_room(nbytes, self.alignment))
             record = self._try_allocate(nbytes, tensor_id, priority)
         return None if isinstance(record, str) else record
 
@@ -319,8 +321,7 @@ class TensorArena:
         if self._waiting:
             self._waiting[0].put(None)
 
-    def _compact(self) -> int:
-        moves = self._table.plan_compaction()
+    def _carry_out(self, moves: tuple[Move, ...]) -> int:
         for move in moves:
             self._memory.move(move)
         self._table.apply(moves)

@@ -99,7 +99,7 @@ def replay_bounded(
 ) -> BoundedReplay:
     """Run a trace through the real pool with `capacity` bytes, up to the first failure.
 
-    With `compact` a request without room is tried again after a defragmentation.
+    With `compact` a request without room is tried again after blocks were moved to make room for it.
     """
     table = BlockTable(capacity, small_block=small_block)
     blocks: dict[int, str] = {}
@@ -111,7 +111,7 @@ def replay_bounded(
         request = AllocationRequest(event.label, event.size, alignment)
         result = table.allocate(request, event.time)
         if not result.success and compact:
-            moves = table.plan_compaction()
+            moves = table.plan_room(event.size, alignment)
             table.apply(moves)
             compactions += 1
             moved += sum(move.size for move in moves)

@@ -21,7 +21,7 @@ from tensorforge.memory.blocks import (
     align_up,
     share_outside_largest,
 )
-from tensorforge.memory.compaction import Move, plan_compaction
+from tensorforge.memory.compaction import Move, plan_compaction, plan_room
 from tensorforge.memory.freespace import FreeSpace
 
 _STALE_ALLOWED = 64
@@ -170,8 +170,14 @@ class BlockTable:
         """The moves that would bring the free space together."""
         return plan_compaction((block.view() for block in self._blocks.values()), self._capacity)
 
+    def plan_room(self, size: int, alignment: int) -> tuple[Move, ...]:
+        """The moves that make room for one request: as few bytes as possible, or else all together."""
+        views = [block.view() for block in self._blocks.values()]
+        moves = plan_room(views, self._capacity, align_up(size, alignment), alignment)
+        return moves or plan_compaction(views, self._capacity)
+
     def apply(self, moves: tuple[Move, ...]) -> None:
-        """Record that the moves of `plan_compaction` were made; nothing else may lie in between."""
+        """Record that the moves of a plan were made; nothing else may lie in between."""
         for move in moves:
             self._blocks[move.block_id].offset = move.destination
         used = sorted((block.offset, block.size) for block in self._blocks.values())

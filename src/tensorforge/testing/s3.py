@@ -22,6 +22,7 @@ BUCKET = "tests"
 _SERVICES = ("master", "volume", "filer", "s3", "admin")
 _ACCESS = {"accessKey": "key", "secretKey": "secret"}  # of a server that only this machine reaches
 _START_SECONDS = 30.0
+_ATTEMPTS = 3
 
 
 class S3Server:
@@ -67,9 +68,15 @@ class S3Server:
         self.process.wait()
 
     def restart(self) -> None:
-        """Start it again on the same data and the same ports."""
-        self.process = self._start()
-        self.wait_until_ready()
+        """Start it again on the same data and the same ports, once they are free."""
+        for attempt in range(_ATTEMPTS):
+            self.process = self._start()
+            try:
+                self.wait_until_ready()
+                return
+            except UnavailableError:
+                if attempt == _ATTEMPTS - 1 or self.process.poll() is None:
+                    raise
 
     def wait_until_ready(self) -> None:
         """Return once it stores and deletes a blob; `UnavailableError` if it never does."""
@@ -137,13 +144,28 @@ def running_s3() -> Iterator[S3Server]:
     folder = Path(tempfile.mkdtemp(prefix="tensorforge-s3-"))
     server = None
     try:
-        server = S3Server(folder)
-        server.wait_until_ready()
+        server = _started(folder)
         yield server
     finally:
         if server is not None:
             server.kill()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _started(folder: Path) -> S3Server:
+    """A server that is ready; somebody may take a free port before it does, so it tries others."""
+    attempt = 0
+    while True:
+        server = S3Server(folder)
+        attempt += 1
+        try:
+            server.wait_until_ready()
+        except BaseException as error:
+            server.kill()
+            if attempt == _ATTEMPTS or not isinstance(error, UnavailableError):
+                raise
+        else:
+            return server
 
 
 def _program() -> str:

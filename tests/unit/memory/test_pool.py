@@ -8,7 +8,8 @@ import weakref
 import pytest
 
 from tensorforge.errors import ConflictError, InvalidInputError, NotFoundError, TransitionError
-from tensorforge.memory import AllocationRequest, BlockStatus, GpuDevice, MemoryPool
+from tensorforge.memory import AllocationRequest, BlockStatus, GpuDevice, MemoryBlock, MemoryPool
+from tensorforge.memory.compaction import Move, plan_room
 from tensorforge.memory.freespace import FreeSpace
 from tensorforge.memory.guard import Guard
 
@@ -257,6 +258,20 @@ def test_defragmentation_keeps_alignment(pool):
     pool.free(odd)
     pool.defragment()
     assert pool.get_block(key).offset % 64 == 0
+
+
+def test_room_for_one_request_moves_the_fewest_bytes():
+    blocks = [
+        MemoryBlock("a", 10, 50, BlockStatus.ALLOCATED),  # a hole of 10 below it
+        MemoryBlock("b", 70, 100, BlockStatus.PINNED),  # 10 below
+        MemoryBlock("c", 180, 30, BlockStatus.CACHED),  # 10 below
+        MemoryBlock("d", 220, 5, BlockStatus.ALLOCATED),  # 10 below
+        MemoryBlock("e", 235, 765, BlockStatus.ALLOCATED),  # 10 below
+    ]
+    assert plan_room(blocks, 1000, 20, 1) == (Move("d", 220, 210, 5),)
+    assert plan_room(blocks, 1000, 30, 1) == (Move("c", 180, 170, 30), Move("d", 220, 200, 5))
+    assert plan_room(blocks, 1000, 31, 1) == ()
+    assert plan_room(blocks, 1000, 10, 1) == ()
 
 
 def test_small_requests_can_be_kept_apart_at_the_top():

@@ -1,0 +1,576 @@
+"""Durable save, load, background save and resharding: ours, torch.save, safetensors, DCP and the limits.
+
+    python benchmarks/checkpoint.py [--quick] [--gigabytes 1] [--repeats 5] [--folder DIR]
+
+Everything is measured in one run, in shuffled order, and compared by medians. "full" means that the page
+cache is large before a save, which is the best case of those who write through it. Loads are "warm" (the
+file lies in the page cache) or "cold" (it does not).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import gc
+import json
+import mmap
+import os
+import random
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections import defaultdict
+from pathlib import Path
+
+import numpy as np
+import torch
+
+os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+warnings.filterwarnings("ignore")
+
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+from tensorforge.checkpoint import (  # noqa: E402
+    DistributedCheckpoint,
+    LoadOptions,
+    SaveOptions,
+    SingleProcess,
+)
+from tensorforge.storage.local import LocalStore  # noqa: E402
+
+BLOCK = 8 << 20
+
+
+class State:
+    """Some dozens of tensors, as a large model has them."""
+
+    def __init__(self, nbytes: int, *, fill: bool) -> None:
+        count = 48
+        rows = nbytes // 4 // 1024 // count
+        self.tensors = {}
+        for index in range(count):
+            tensor = torch.empty(rows, 1024)
+            tensor.fill_(index) if not fill else tensor.uniform_(-1, 1)
+            self.tensors[f"layers.{index}.weight"] = tensor
+        self.nbytes = sum(tensor.nbytes for tensor in self.tensors.values())
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self.tensors
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for name, tensor in state.items():
+            if tensor is not self.tensors[name]:
+                self.tensors[name].copy_(tensor)
+
+
+class Module(torch.nn.Module):
+    """The same as a module, so that loading happens in place."""
+
+    def __init__(self, state: State) -> None:
+        super().__init__()
+        for name, tensor in state.tensors.items():
+            self.register_buffer(name.replace(".", "_"), tensor)
+
+
+def sync(path: Path) -> None:
+    for target in (path, path.parent):
+        descriptor = os.open(target, os.O_RDONLY)
+        os.fsync(descriptor)
+        os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            sync(path)
+
+
+def fill_page_cache(folder: Path) -> None:
+    """Grow the page cache over most of the free memory, so that later writes recycle pages."""
+    path = folder / "filler"
+    if not path.exists():
+        available = (
+            int(Path("/proc/meminfo").read_text().split("MemAvailable:")[1].split()[0]) << 10
+        )
+        size = min(int(available * 0.45), 8 << 30)
+        block = bytes(64 << 20)
+        with path.open("wb") as file:
+            for _ in range(size // len(block)):
+                file.write(block)
+            os.fsync(file.fileno())
+    with path.open("rb", buffering=0) as file:
+        room = bytearray(64 << 20)
+        while file.readinto(room):
+            pass
+
+
+def drop_page_cache(folder: Path) -> None:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def warm_page_cache(folder: Path) -> None:
+    room = bytearray(64 << 20)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb", buffering=0) as file:
+                while file.readinto(room):
+                    pass
+
+
+@functools.cache
+def touched(size: int) -> mmap.mmap:
+    memory = mmap.mmap(-1, size)
+    np.frombuffer(memory, np.uint8)[:] = 1
+    return memory
+
+
+def direct_write_limit(folder: Path, nbytes: int, threads: int) -> float:
+    """Seconds to write so many bytes past the page cache from memory that is ready."""
+    memory = memoryview(touched(BLOCK * threads))
+    path = folder / "limit"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
+    started = time.perf_counter()
+    os.posix_fallocate(descriptor, 0, nbytes)
+
+    def write(index: int) -> None:
+        view = memory[index * BLOCK : (index + 1) * BLOCK]
+        for start in range(index * BLOCK, nbytes, threads * BLOCK):
+            os.pwrite(descriptor, view[: min(BLOCK, nbytes - start)], start)
+
+    run_threads(threads, write)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    elapsed = time.perf_counter() - started
+    path.unlink()
+    return elapsed
+
+
+def memcpy_limit(state: State, threads: int) -> float:
+    """Seconds to copy the state into memory that is ready, on so many threads."""
+    target = np.frombuffer(touched(state.nbytes), np.uint8)
+    sources, position = [], 0
+    for tensor in state.tensors.values():
+        data = tensor.view(-1).view(torch.uint8).numpy()
+        sources.append((data, target[position : position + len(data)]))
+        position += len(data)
+
+    def copy(index: int) -> None:
+        for source, place in sources[index::threads]:
+            np.copyto(place, source)
+
+    started = time.perf_counter()
+    run_threads(threads, copy)
+    return time.perf_counter() - started
+
+
+def run_threads(count: int, work) -> None:
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def timed(work) -> float:
+    gc.collect()
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+@contextlib.contextmanager
+def fresh(folder: Path):
+    place = Path(tempfile.mkdtemp(dir=folder))
+    try:
+        yield place
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+
+
+def dcp_writer(path: Path, threads: int):
+    import torch.distributed.checkpoint as dcp
+
+    return dcp.FileSystemWriter(path, thread_count=threads, sync_files=True, overwrite=True)
+
+
+def savers(state: State):
+    """name → function(folder) that saves durably."""
+    import torch.distributed.checkpoint as dcp
+
+    def ours(folder: Path) -> None:
+        checkpoint = DistributedCheckpoint(SingleProcess(), LocalStore(folder))
+        checkpoint.save(state, options=SaveOptions(include_rng_state=False))
+        checkpoint.close()
+
+    def torch_save(folder: Path) -> None:
+        torch.save(state.tensors, folder / "state.pt")
+        sync(folder / "state.pt")
+
+    def safetensors_save(folder: Path) -> None:
+        save_file(state.tensors, folder / "state.safetensors")
+        sync(folder / "state.safetensors")
+
+    def dcp_save(threads: int, folder: Path) -> None:
+        dcp.save(state.tensors, storage_writer=dcp_writer(folder / "dcp", threads), no_dist=True)
+        sync_folder(folder)
+
+    return {
+        "tensorforge": ours,
+        "torch.save": torch_save,
+        "safetensors": safetensors_save,
+        **{f"DCP, {n} threads": functools.partial(dcp_save, n) for n in (1, 2, 4, 8)},
+    }
+
+
+def bench_save(state: State, folder: Path, repeats: int, *, full: bool) -> dict[str, float]:
+    seconds = defaultdict(list)
+    candidates = savers(state)
+    for _ in range(repeats):
+        order = [*candidates, "limit 1", "limit 2", "limit 4"]
+        random.shuffle(order)
+        for name in order:
+            if full:
+                fill_page_cache(folder)
+            with fresh(folder) as place:
+                if name.startswith("limit"):
+                    took = direct_write_limit(place, state.nbytes, int(name.split()[1]))
+                else:
+                    took = timed(lambda name=name, place=place: candidates[name](place))
+            seconds[name].append(took)
+    return rates(seconds, state.nbytes)
+
+
+def rates(seconds: dict[str, list[float]], nbytes: int) -> dict[str, float]:
+    return {name: nbytes / statistics.median(times) / 1e6 for name, times in seconds.items()}
+
+
+def bench_load(state: State, folder: Path, repeats: int, *, cold: bool) -> dict[str, float]:
+    import torch.distributed.checkpoint as dcp
+
+    target = State(state.nbytes, fill=False)
+    module = Module(target)
+    source = Module(state)
+    with fresh(folder) as place:
+        store = LocalStore(place / "ours")
+        checkpoint = DistributedCheckpoint(SingleProcess(), store)
+        checkpoint.save(source, options=SaveOptions(checkpoint_prefix="c", include_rng_state=False))
+        save_file(state.tensors, place / "state.safetensors")
+        torch.save(state.tensors, place / "state.pt")
+        dcp.save(state.tensors, storage_writer=dcp_writer(place / "dcp", 4), no_dist=True)
+        sync_folder(place)
+
+        def ours() -> None:
+            checkpoint.load(module, options=LoadOptions(load_rng_state=False))
+
+        def safetensors_load() -> None:
+            target.load_state_dict(load_file(place / "state.safetensors"))
+
+        def torch_load(*, mapped: bool) -> None:
+            target.load_state_dict(torch.load(place / "state.pt", mmap=mapped))
+
+        def dcp_load() -> None:
+            dcp.load(target.tensors, checkpoint_id=str(place / "dcp"), no_dist=True)
+
+        candidates = {
+            "tensorforge, verified": ours,
+            "safetensors + copy": safetensors_load,
+            "torch.load + copy": functools.partial(torch_load, mapped=False),
+            "torch.load mmap + copy": functools.partial(torch_load, mapped=True),
+            "DCP in place": dcp_load,
+        }
+        seconds = defaultdict(list)
+        for _ in range(repeats):
+            for name in random.sample(list(candidates), len(candidates)):
+                drop_page_cache(place) if cold else warm_page_cache(place)
+                seconds[name].append(timed(candidates[name]))
+                for saved, loaded in zip(
+                    state.tensors.values(), target.tensors.values(), strict=True
+                ):
+                    assert saved[0, 0] == loaded[0, 0]
+                for tensor in target.tensors.values():
+                    tensor[0, 0] = -2
+        checkpoint.close()
+    return rates(seconds, state.nbytes)
+
+
+def bench_async(state: State, folder: Path, repeats: int) -> dict[str, float]:
+    """Seconds per GB until the state may change."""
+    stalls = defaultdict(list)
+    for _ in range(repeats):
+        for threads in (1, 2):
+            stalls[f"limit: memcpy, {threads} threads"].append(memcpy_limit(state, threads))
+    with fresh(folder) as place:
+        checkpoint = DistributedCheckpoint(SingleProcess(), LocalStore(place))
+        for number in range(repeats + 1):
+            for tensor in state.tensors.values():
+                tensor[0, 0] = number
+            started = time.perf_counter()
+            handle = checkpoint.async_save(state, options=SaveOptions(include_rng_state=False))
+            stall = time.perf_counter() - started
+            handle.result()
+            checkpoint.delete_checkpoint(handle.prefix)
+            stalls["tensorforge, first" if number == 0 else "tensorforge"].append(stall)
+        checkpoint.close()
+    with fresh(folder) as place:
+        done = subprocess.run(
+            [
+                sys.executable,
+                __file__,
+                "--dcp-async",
+                str(state.nbytes),
+                str(repeats),
+                "--folder",
+                str(place),
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode:
+            print("DCP async failed:", done.stderr[-800:])
+        else:
+            stalls.update(json.loads(done.stdout.splitlines()[-1]))
+    return {name: statistics.median(times) / (state.nbytes / 1e9) for name, times in stalls.items()}
+
+
+def dcp_async(nbytes: int, repeats: int, folder: Path) -> None:
+    """In a process of its own: it needs a process group."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+    dist.init_process_group("gloo", init_method=f"file://{folder / 'store'}", rank=0, world_size=1)
+    state = State(nbytes, fill=True)
+    stalls = defaultdict(list)
+    stager = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=False,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=False,
+        )
+    )
+    for number in range(repeats + 1):
+        for name, options in {
+            "DCP default": {},
+            "DCP, reused stager": {"async_stager": stager},
+        }.items():
+            place = folder / f"{name}-{number}".replace(" ", "-")
+            started = time.perf_counter()
+            future = dcp.async_save(state.tensors, storage_writer=dcp_writer(place, 4), **options)
+            stall = time.perf_counter() - started
+            (future.upload_completion if hasattr(future, "upload_completion") else future).result()
+            shutil.rmtree(place, ignore_errors=True)
+            stalls[name if number else f"{name}, first"].append(stall)
+    stager.close()
+    dist.destroy_process_group()
+    print(json.dumps(stalls))
+
+
+RESHARD = [(4, 2), (2, 4)]
+
+
+def bench_reshard(nbytes: int, folder: Path, repeats: int) -> dict[str, float]:
+    """Seconds of the slowest rank, loading on another number of processes than saved."""
+    seconds = {}
+    for source, target in RESHARD:
+        for peer in ("tensorforge", "DCP"):
+            with fresh(folder) as place:
+                for action, ranks in (("save", source), ("load", target)):
+                    words = [peer, action, str(ranks), str(nbytes), str(repeats)]
+                    done = subprocess.run(
+                        [sys.executable, __file__, "--reshard", *words, "--folder", str(place)],
+                        capture_output=True,
+                        text=True,
+                        check=False,
+                    )
+                    if done.returncode:
+                        print(peer, action, "failed:", done.stderr[-1500:])
+                    elif action == "load":
+                        rounds = [
+                            json.loads(line) for line in done.stdout.splitlines() if line[:1] == "["
+                        ]
+                        slowest = [max(times) for times in zip(*rounds, strict=True)]
+                        seconds[f"{peer} {source}→{target}"] = statistics.median(slowest)
+    return seconds
+
+
+def reshard_worker(
+    peer: str, action: str, ranks: int, nbytes: int, repeats: int, folder: Path
+) -> None:
+    """Import torch once, fork the ranks."""
+    torch.set_num_threads(1)
+    store = folder / f"store-{action}"
+    children = []
+    for rank in range(ranks):
+        pid = os.fork()
+        if not pid:
+            try:
+                reshard_rank(peer, action, rank, ranks, nbytes, repeats, folder, store)
+                os._exit(0)
+            except BaseException:  # noqa: BLE001  the parent sees the exit code
+                import traceback
+
+                traceback.print_exc()
+                os._exit(1)
+        children.append(pid)
+    sys.exit(sum(os.waitpid(pid, 0)[1] != 0 for pid in children))
+
+
+def reshard_rank(peer, action, rank, ranks, nbytes, repeats, folder, store) -> None:
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.tensor import DTensor, Shard, init_device_mesh
+
+    from tensorforge.checkpoint import TorchDistributed
+
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
+    mesh = init_device_mesh("cpu", (ranks,))
+    count = 24
+    rows = nbytes // 4 // 1024 // count // 12 * 12
+    local = {
+        f"layers.{index}": torch.full(
+            (rows // ranks, 1024), float(index) if action == "save" else -1.0
+        )
+        for index in range(count)
+    }
+    tensors = {name: DTensor.from_local(tensor, mesh, [Shard(0)]) for name, tensor in local.items()}
+    module = torch.nn.Module()
+    for name, tensor in tensors.items():
+        module.register_buffer(name.replace(".", "_"), tensor)
+    checkpoint = DistributedCheckpoint(TorchDistributed(), LocalStore(folder / "ours"), timeout=120)
+    times = []
+    for _ in range(repeats if action == "load" else 1):
+        for tensor in local.values():
+            tensor[0, 0] = -1.0 if action == "load" else tensor[0, 0]
+        if action == "load":
+            warm_page_cache(folder)
+        dist.barrier()
+        started = time.perf_counter()
+        if peer == "tensorforge" and action == "save":
+            checkpoint.save(module, options=SaveOptions(include_rng_state=False))
+        elif peer == "tensorforge":
+            checkpoint.load(module, options=LoadOptions(load_rng_state=False))
+        elif action == "save":
+            dcp.save(tensors, storage_writer=dcp_writer(folder / "dcp", 4))
+        else:
+            dcp.load(tensors, checkpoint_id=str(folder / "dcp"))
+        times.append(time.perf_counter() - started)
+        for index, tensor in enumerate(local.values()):
+            assert tensor[0, 0] == index
+            assert tensor[-1, -1] == index
+    # One write, or the lines of ranks that share the pipe could mix.
+    os.write(1, (json.dumps(times) + "\n").encode())
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def show(title: str, values: dict[str, float], unit: str, limit: str | None = None) -> None:
+    print(f"\n{title}")
+    best = values.get(limit) if limit else None
+    for name, value in sorted(values.items(), key=lambda item: -item[1]):
+        share = f"  {value / best:5.2f} of the limit" if best else ""
+        print(f"  {name:32} {value:9.2f} {unit}{share}")
+
+
+class Verdict:
+    """The aims, and whether they were met."""
+
+    def __init__(self) -> None:
+        self.missed = 0
+
+    def aim(self, text: str, value: float, wanted: float, *, at_most: bool = False) -> None:
+        met = value <= wanted if at_most else value >= wanted
+        self.missed += not met
+        sign = "≤" if at_most else "≥"
+        print(f"  {'met   ' if met else 'MISSED'} {text}: {value:.2f} (aim {sign} {wanted:g})")
+
+
+def run(nbytes: int, folder: Path, repeats: int, verdict: Verdict, *, everything: bool) -> None:
+    state = State(nbytes, fill=True)
+    gigabytes = state.nbytes / 1e9
+    print(f"\n=== {gigabytes:.2f} GB in {len(state.tensors)} tensors, median of {repeats}")
+    for full in (False, True):
+        values = bench_save(state, folder, repeats, full=full)
+        limits = {name: values.pop(name) for name in list(values) if name.startswith("limit")}
+        top = max(limits, key=limits.__getitem__)
+        values[f"{top} threads, O_DIRECT"] = limits[top]
+        case = "page cache full" if full else "page cache as it comes"
+        show(f"durable save, {case}", values, "MB/s", f"{top} threads, O_DIRECT")
+        peers = {n: v for n, v in values.items() if n != "tensorforge" and "limit" not in n}
+        ours = values["tensorforge"]
+        verdict.aim("durable save ÷ O_DIRECT limit", ours / limits[top], 0.85)
+        verdict.aim("durable save ÷ safetensors", ours / peers["safetensors"], 1)
+        dcp = max(value for name, value in peers.items() if name.startswith("DCP"))
+        verdict.aim("durable save ÷ DCP at its best", ours / dcp, 1)
+    for path in folder.glob("filler"):
+        path.unlink()
+    for cold in (False, True):
+        values = bench_load(state, folder, repeats, cold=cold)
+        show(f"load into existing tensors, {'cold' if cold else 'warm'}", values, "MB/s")
+        ours = values["tensorforge, verified"]
+        if not cold:
+            verdict.aim("warm load ÷ DCP", ours / values["DCP in place"], 2)
+        verdict.aim(
+            f"{'cold' if cold else 'warm'} load ÷ safetensors + copy",
+            ours / values["safetensors + copy"],
+            0.7,
+        )
+    if not everything:
+        return
+    values = bench_async(state, folder, repeats)
+    show("async_save: stall until the weights may change", values, "s/GB")
+    if "DCP default" in values:
+        ours = values["tensorforge"]
+        verdict.aim(
+            "stall ÷ dcp.async_save default", ours / values["DCP default"], 0.5, at_most=True
+        )
+        verdict.aim(
+            "stall ÷ its reused stager", ours / values["DCP, reused stager"], 1, at_most=True
+        )
+    values = bench_reshard(nbytes, folder, repeats)
+    show("resharding load, warm", values, "s")
+    for source, target in RESHARD:
+        ours, theirs = (values.get(f"{peer} {source}→{target}") for peer in ("tensorforge", "DCP"))
+        if ours and theirs:
+            verdict.aim(f"resharding {source}→{target}, DCP ÷ ours", theirs / ours, 1.5)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="0.25 GB, three repeats")
+    parser.add_argument("--gigabytes", type=float, nargs="*", default=None)
+    parser.add_argument("--repeats", type=int, default=None)
+    parser.add_argument("--folder", type=Path, default=None, help="where to write")
+    parser.add_argument("--reshard", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--dcp-async", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.reshard:
+        peer, action, *numbers = options.reshard
+        reshard_worker(peer, action, *map(int, numbers), options.folder)
+    if options.dcp_async:
+        dcp_async(*map(int, options.dcp_async), options.folder)
+        return
+    sizes = options.gigabytes or ([0.25] if options.quick else [1.0, 3.0])
+    repeats = options.repeats or (3 if options.quick else 5)
+    verdict = Verdict()
+    folder = Path(tempfile.mkdtemp(prefix="checkpoint-bench-", dir=options.folder))
+    try:
+        for index, size in enumerate(sizes):
+            run(int(size * 1e9), folder, repeats, verdict, everything=index == 0)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(f"\n{verdict.missed} aims missed")
+
+
+if __name__ == "__main__":
+    main()

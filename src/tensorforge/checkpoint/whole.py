@@ -1,0 +1,225 @@
+"""A checkpoint without the model it belongs to: read whole, compare, carry to other formats and back."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+from tensorforge.checkpoint import shelf
+from tensorforge.checkpoint.api import DistributedCheckpoint
+from tensorforge.checkpoint.boxes import Box
+from tensorforge.checkpoint.chunks import StoredChunks
+from tensorforge.checkpoint.coordinators import SingleProcess
+from tensorforge.checkpoint.manifest import CheckpointManifest
+from tensorforge.checkpoint.options import Progress, SaveOptions
+from tensorforge.checkpoint.parallel import Guard
+from tensorforge.checkpoint.progress import Meter
+from tensorforge.checkpoint.reader import Destination, needed_bytes, read_tensors
+from tensorforge.checkpoint.state import tree_reader
+from tensorforge.checkpoint.targets import whole_tensor
+from tensorforge.checkpoint.trees import decode_tree
+from tensorforge.errors import InvalidInputError, NotFoundError
+from tensorforge.storage.blobs import BlobStore
+
+_FOREVER = 1e9
+_INDEX = "model.safetensors.index.json"
+_SINGLE = "model.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class WholeState:
+    """The states of a checkpoint as plain dictionaries of whole tensors."""
+
+    model: Mapping[str, Any]
+    optimizer: Mapping[str, Any] | None = None
+
+
+class _Index(msgspec.Struct):
+    """What matters of a Hugging Face index."""
+
+    weight_map: dict[str, str]
+
+
+class _Holder:
+    """Makes a dictionary something that can be saved."""
+
+    def __init__(self, state: Mapping[str, Any]) -> None:
+        self._state = state
+
+    def state_dict(self) -> Mapping[str, Any]:
+        return self._state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._state = state_dict
+
+
+def read_whole_tensors(
+    store: BlobStore,
+    manifest: CheckpointManifest,
+    names: list[str],
+    progress: Progress | None = None,
+) -> dict[str, torch.Tensor]:
+    """Some tensors of a checkpoint, whole and verified."""
+    tensors = {name: whole_tensor(manifest.tensors[name]) for name in names}
+    destinations = [
+        Destination(name, Box.whole(tuple(tensor.shape)), tensor)
+        for name, tensor in tensors.items()
+        if tensor.numel()
+    ]
+    meter = Meter(needed_bytes(manifest, destinations), progress)
+    source = StoredChunks(store, manifest)
+    read_tensors(source, destinations, guard=Guard(_FOREVER), meter=meter)
+    return tensors
+
+
+def read_whole(store: BlobStore, prefix: str, progress: Progress | None = None) -> WholeState:
+    """All of a checkpoint except its random states."""
+    manifest = shelf.read_manifest(store, prefix)
+    names = [name for name in manifest.tensors if name.startswith(("model/", "optimizer/"))]
+    tensors = read_whole_tensors(store, manifest, names, progress)
+    states = {
+        kind: decode_tree(manifest.state[kind], tree_reader(tensors), kind)
+        for kind in ("model", "optimizer")
+        if kind in manifest.state
+    }
+    return WholeState(states["model"], states.get("optimizer"))
+
+
+def write_whole(
+    store: BlobStore,
+    state: WholeState,
+    options: SaveOptions,
+    progress: Progress | None = None,
+) -> str:
+    """Save dictionaries of whole tensors as a checkpoint."""
+    checkpoint = DistributedCheckpoint(SingleProcess(), store)
+    optimizer = None if state.optimizer is None else _Holder(state.optimizer)
+    return checkpoint.save(_Holder(state.model), optimizer, options, progress=progress)
+
+
+def import_foreign(path: Path, *, trust_pickle: bool = False) -> WholeState:
+    """Read what another library wrote: torch.save, safetensors, a Hugging Face folder, or DCP.
+
+    DCP's metadata is a pickle, which can run anything; it is read only with `trust_pickle`.
+    """
+    if not path.exists():
+        raise NotFoundError(f"{path} does not exist")
+    if path.is_dir():
+        if (path / ".metadata").exists():
+            return _import_dcp(path, trust_pickle=trust_pickle)
+        return WholeState(_import_huggingface(path))
+    if path.suffix == ".safetensors":
+        return WholeState(_load_safetensors(path))
+    return _import_torch(path)
+
+
+def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        return load_file(path)
+    except SafetensorError as error:
+        raise InvalidInputError(f"{path} is not a valid safetensors file: {error}") from error
+
+
+def _import_huggingface(folder: Path) -> dict[str, torch.Tensor]:
+    if not (folder / _INDEX).exists():
+        if not (folder / _SINGLE).exists():
+            raise InvalidInputError(f"{folder} has neither {_INDEX}, {_SINGLE} nor .metadata")
+        return _load_safetensors(folder / _SINGLE)
+    try:
+        index = msgspec.json.decode((folder / _INDEX).read_bytes(), type=_Index)
+    except msgspec.DecodeError as error:
+        raise InvalidInputError(f"{folder / _INDEX} is not a valid index: {error}") from error
+    state: dict[str, torch.Tensor] = {}
+    for file in sorted(set(index.weight_map.values())):
+        if Path(file).name != file:
+            raise InvalidInputError(f"{folder / _INDEX} points outside of its folder: {file!r}")
+        loaded = _load_safetensors(folder / file)
+        state.update({name: loaded[name] for name in loaded if index.weight_map.get(name) == file})
+    missing = sorted(set(index.weight_map) - set(state))
+    if missing:
+        raise InvalidInputError(f"{folder}: the files lack {', '.join(missing[:5])}")
+    return state
+
+
+def _import_torch(path: Path) -> WholeState:
+    import pickle
+
+    try:
+        loaded = torch.load(path, map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+        raise InvalidInputError(
+            f"{path} is not a file of torch.save with tensors and plain values only: {error}"
+        ) from error
+    if not isinstance(loaded, dict):
+        raise InvalidInputError(f"{path} holds a {type(loaded).__name__}, not a state dict")
+    model = loaded.get("model")
+    if isinstance(model, dict):
+        return WholeState(model, loaded.get("optimizer"))
+    return WholeState(loaded)
+
+
+def _import_dcp(folder: Path, *, trust_pickle: bool) -> WholeState:
+    if not trust_pickle:
+        raise InvalidInputError(
+            f"{folder} is a DCP checkpoint, whose metadata is a pickle and can run any code; "
+            "if you trust where it is from, say so with --trust-pickle"
+        )
+    from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+    with tempfile.TemporaryDirectory() as place:
+        path = Path(place) / "state.pt"
+        dcp_to_torch_save(folder, path)
+        return _import_torch(path)
+
+
+def export_foreign(state: WholeState, path: Path, kind: str) -> None:
+    """Write for another library: `torch`, `safetensors`, `huggingface` or `dcp`; the path must be new.
+
+    `safetensors` and `huggingface` hold the model only.
+    """
+    if path.exists():
+        raise InvalidInputError(f"{path} exists already; choose another target or remove it")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    whole: dict[str, Any] = {"model": dict(state.model)}
+    if state.optimizer is not None:
+        whole["optimizer"] = dict(state.optimizer)
+    if kind == "torch":
+        torch.save(whole, path)
+    elif kind == "safetensors":
+        _export_safetensors(state.model, path)
+    elif kind == "huggingface":
+        path.mkdir()
+        _export_safetensors(state.model, path / _SINGLE)
+    elif kind == "dcp":
+        _export_dcp(whole, path)
+    else:
+        raise InvalidInputError(f"{kind!r} is not torch, safetensors, huggingface or dcp")
+
+
+def _export_safetensors(model: Mapping[str, Any], path: Path) -> None:
+    from safetensors.torch import save_file
+
+    others = [name for name, value in model.items() if not isinstance(value, torch.Tensor)]
+    if others:
+        raise InvalidInputError(f"safetensors holds tensors only, not {', '.join(others[:5])}")
+    save_file(dict(model), path, metadata={"format": "pt"})
+
+
+def _export_dcp(whole: dict[str, Any], path: Path) -> None:
+    from torch.distributed.checkpoint.format_utils import torch_save_to_dcp
+
+    with tempfile.TemporaryDirectory() as place:
+        source = Path(place) / "state.pt"
+        torch.save(whole, source)
+        with contextlib.redirect_stdout(None):
+            torch_save_to_dcp(source, path)

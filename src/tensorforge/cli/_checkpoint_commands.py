@@ -1,0 +1,297 @@
+"""`tensorforge checkpoint ls | show | verify | diff | convert`: the commands that look into the files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+
+from tensorforge.checkpoint import (
+    CheckpointFormat,
+    CheckpointManifest,
+    CheckpointValidator,
+    CompressionLevel,
+    EveryByteIsIntact,
+    SaveOptions,
+    TensorMetadata,
+    shelf,
+)
+from tensorforge.checkpoint.options import Progress
+from tensorforge.cli._catalog_commands import DEFAULT_STORE, AsJson, Store
+from tensorforge.errors import InvalidInputError, NotFoundError
+from tensorforge.storage.blobs import BlobStore
+from tensorforge.storage.opening import open_store
+
+Prefix = Annotated[str, typer.Argument(help="The checkpoint's prefix.")]
+
+
+class Foreign(Enum):
+    """What `convert` writes for others."""
+
+    TORCH = "torch"
+    SAFETENSORS = "safetensors"
+    HUGGINGFACE = "huggingface"
+    DCP = "dcp"
+
+
+@contextlib.contextmanager
+def _store(address: str) -> Iterator[BlobStore]:
+    store = open_store(address)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+@contextlib.contextmanager
+def _bar(what: str, *, hidden: bool) -> Iterator[Progress]:
+    """A bar on the terminal, fed by a callback with bytes."""
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Bars(what, *columns, console=Console(stderr=True), disable=hidden) as bars:
+        task = bars.add_task(what, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def ls(store: Store = DEFAULT_STORE, json_output: AsJson = False) -> None:
+    """List the checkpoints in a store, oldest first, and the manifests that cannot be read."""
+    with _store(store) as opened:
+        infos = shelf.list_checkpoints(opened)
+        known = {info.prefix for info in infos}
+        damaged = [prefix for prefix in shelf.prefixes_by_age(opened) if prefix not in known]
+    if json_output:
+        rows = [
+            {
+                "prefix": info.prefix,
+                "version": info.version,
+                "timestamp": info.timestamp.isoformat(),
+                "world_size": info.world_size,
+                "size_bytes": info.size_bytes,
+                "format": info.format,
+            }
+            for info in infos
+        ]
+        typer.echo(json.dumps({"checkpoints": rows, "damaged": damaged}))
+        return
+    table = Table("prefix", "saved at", "ranks", "size", "format")
+    for info in infos:
+        moment = f"{info.timestamp:%Y-%m-%d %H:%M:%S}"
+        table.add_row(info.prefix, moment, str(info.world_size), size(info.size_bytes), info.format)
+    for prefix in damaged:
+        table.add_row(prefix, "[red]its manifest is damaged[/red]", "", "", "")
+    Console().print(table)
+
+
+def size(count: float) -> str:
+    """Bytes for people."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def show(prefix: Prefix, store: Store = DEFAULT_STORE, json_output: AsJson = False) -> None:
+    """Show what a checkpoint holds: tensors, files, metadata."""
+    with _store(store) as opened:
+        manifest = shelf.read_manifest(opened, prefix)
+    facts: dict[str, Any] = {
+        "prefix": manifest.prefix,
+        "version": manifest.version,
+        "created_at": manifest.created_at.isoformat(),
+        "world_size": manifest.world_size,
+        "format": manifest.format,
+        "compression": manifest.compression,
+        "parent": manifest.parent,
+        "size_bytes": manifest.size_bytes,
+        "custom_metadata": manifest.custom_metadata,
+    }
+    tensors = {
+        name: {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "nbytes": tensor.nbytes,
+            "chunks": len(tensor.chunks),
+        }
+        for name, tensor in manifest.tensors.items()
+    }
+    if json_output:
+        files = [{"key": file.key, "size": file.size} for file in manifest.files]
+        typer.echo(json.dumps({**facts, "files": files, "tensors": tensors}))
+        return
+    for name, value in facts.items():
+        typer.echo(f"{name:16} {value}")
+    table = Table("tensor", "type", "shape", "size", "chunks")
+    for name, tensor in manifest.tensors.items():
+        shape = " ".join(map(str, tensor.shape)) or "scalar"
+        table.add_row(name, tensor.dtype, shape, size(tensor.nbytes), str(len(tensor.chunks)))
+    console = Console()
+    console.print(table)
+    for file in manifest.files:
+        console.print(f"{file.key}  {size(file.size)}", highlight=False)
+
+
+def verify(
+    prefixes: Annotated[list[str] | None, typer.Argument(help="Which; default: all.")] = None,
+    store: Store = DEFAULT_STORE,
+    json_output: AsJson = False,
+) -> None:
+    """Read every byte and prove that it is the one that was written; exit 1 if one is not."""
+    results = []
+    with _store(store) as opened:
+        chosen = prefixes or shelf.prefixes_by_age(opened)
+        if not chosen:
+            raise NotFoundError(f"there is no checkpoint in {opened.url}")
+        for prefix in chosen:
+            with _bar(f"verifying {prefix}", hidden=json_output) as progress:
+                checker = EveryByteIsIntact(progress)
+                results.append(CheckpointValidator(opened, [checker]).validate(prefix))
+            if not json_output:
+                typer.echo(results[-1].summary())
+    if json_output:
+        rows = [
+            {
+                "prefix": report.prefix,
+                "valid": report.is_valid,
+                "findings": [finding.message for finding in report.findings],
+            }
+            for report in results
+        ]
+        typer.echo(json.dumps({"checkpoints": rows}))
+    if not all(report.is_valid for report in results):
+        raise typer.Exit(1)
+
+
+def diff(
+    first: Prefix,
+    second: Annotated[str, typer.Argument(help="The checkpoint to compare it with.")],
+    store: Store = DEFAULT_STORE,
+    json_output: AsJson = False,
+) -> None:
+    """Compare two checkpoints tensor by tensor; exit 1 if they differ."""
+    with _store(store) as opened:
+        old, new = (shelf.read_manifest(opened, prefix) for prefix in (first, second))
+        with _bar("comparing", hidden=json_output) as progress:
+            differences = _differences(opened, old, new, progress)
+    same = not any(differences.values())
+    if json_output:
+        typer.echo(json.dumps({"equal": same, **differences}))
+    elif same:
+        typer.echo(f"{first} and {second} hold the same tensors")
+    else:
+        for what, names in differences.items():
+            for name in names:
+                typer.echo(f"{what.replace('_', ' ')}: {name}")
+    if not same:
+        raise typer.Exit(1)
+
+
+def _differences(
+    store: BlobStore, old: CheckpointManifest, new: CheckpointManifest, progress: Progress
+) -> dict[str, list[str]]:
+    both = sorted(set(old.tensors) & set(new.tensors))
+    reshaped = [name for name in both if _kind(old.tensors[name]) != _kind(new.tensors[name])]
+    rest = [name for name in both if name not in set(reshaped)]
+    # Where both are cut alike, the checksums in the manifests tell; otherwise the bytes must be read.
+    alike = [name for name in rest if _cuts(old.tensors[name]) == _cuts(new.tensors[name])]
+    changed = [n for n in alike if _contents(old.tensors[n]) != _contents(new.tensors[n])]
+    unlike = [name for name in rest if name not in set(alike)]
+    if unlike:
+        from tensorforge.checkpoint.whole import read_whole_tensors
+
+        ours = read_whole_tensors(store, old, unlike, progress)
+        theirs = read_whole_tensors(store, new, unlike, progress)
+        changed += [name for name in unlike if _bits(ours[name]) != _bits(theirs[name])]
+    return {
+        "only_in_first": sorted(set(old.tensors) - set(new.tensors)),
+        "only_in_second": sorted(set(new.tensors) - set(old.tensors)),
+        "other_type_or_shape": reshaped,
+        "other_content": sorted(changed),
+    }
+
+
+def _bits(tensor: Any) -> bytes:
+    """Bytes, so that NaN equals itself."""
+    from tensorforge.checkpoint.tensors import byte_view
+
+    return byte_view(tensor).tobytes()
+
+
+def _kind(tensor: TensorMetadata) -> tuple[str, tuple[int, ...]]:
+    return tensor.dtype, tensor.shape
+
+
+def _cuts(tensor: TensorMetadata) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    return [(chunk.offset, chunk.shape) for chunk in tensor.chunks]
+
+
+def _contents(tensor: TensorMetadata) -> list[str]:
+    return [chunk.data.content for chunk in tensor.chunks]
+
+
+def convert(
+    source: Annotated[str, typer.Argument(help="A prefix in the store, or a foreign path.")],
+    target: Annotated[str, typer.Argument(help="The foreign path, or the new prefix.")],
+    to: Annotated[
+        Foreign | None, typer.Option("--to", help="Write for: default by the target's ending.")
+    ] = None,
+    layout: Annotated[
+        CheckpointFormat, typer.Option("--format", help="Of the new checkpoint.")
+    ] = CheckpointFormat.MULTI_SHARD,
+    compression: Annotated[
+        CompressionLevel, typer.Option("--compression", help="Of the new checkpoint.")
+    ] = CompressionLevel.NONE,
+    trust_pickle: Annotated[
+        bool, typer.Option("--trust-pickle", help="Read DCP metadata, which can run any code.")
+    ] = False,
+    store: Store = DEFAULT_STORE,
+    json_output: AsJson = False,
+) -> None:
+    """Carry a checkpoint to torch.save, safetensors, Hugging Face or DCP, or one of these into the store.
+
+    A source that is a checkpoint in the store is written to the path TARGET; any other is read
+    and saved as the new checkpoint TARGET.
+    """
+    from tensorforge.checkpoint import whole
+
+    with _store(store) as opened:
+        if shelf.exists(opened, source):
+            kind = to.value if to else _kind_by_ending(target)
+            with _bar("reading", hidden=json_output) as progress:
+                state = whole.read_whole(opened, source, progress)
+            whole.export_foreign(state, Path(target), kind)
+            result = {"source": source, "target": target, "kind": kind}
+        else:
+            state = whole.import_foreign(Path(source), trust_pickle=trust_pickle)
+            options = SaveOptions(
+                checkpoint_prefix=target,
+                format=layout,
+                compression_level=compression,
+                include_rng_state=False,
+            )
+            with _bar("saving", hidden=json_output) as progress:
+                whole.write_whole(opened, state, options, progress)
+            result = {"source": source, "target": target, "kind": "tensorforge"}
+    typer.echo(json.dumps(result) if json_output else f"{source} → {target} ({result['kind']})")
+
+
+def _kind_by_ending(target: str) -> str:
+    kinds = {".pt": "torch", ".pth": "torch", ".bin": "torch", ".safetensors": "safetensors"}
+    kind = kinds.get(Path(target).suffix)
+    if kind is None:
+        raise InvalidInputError(f"{target!r}: say with --to what to write there")
+    return kind
+
+
+def register(app: typer.Typer) -> None:
+    """Add these commands to `tensorforge checkpoint`."""
+    for command in (ls, show, verify, diff, convert):
+        app.command()(command)

@@ -1,0 +1,415 @@
+"""`tensorforge registry`: models, their versions, where they stand and why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tensorforge.cli import _registry_tokens
+from tensorforge.cli._registry_output import (
+    DEFAULT,
+    AsJson,
+    Database,
+    print_json,
+    progress_bar,
+    table_of,
+    when,
+)
+from tensorforge.errors import InvalidInputError
+from tensorforge.registry import (
+    Actor,
+    Bump,
+    DeploymentState,
+    Lineage,
+    ModelMetadata,
+    ModelRegistry,
+    Sla,
+)
+from tensorforge.registry.export import Registration, register_checkpoint, register_weights
+from tensorforge.registry.moves import FORCE
+from tensorforge.registry.registry import local_actor
+from tensorforge.registry.versions import require_version
+from tensorforge.registry.weights import describe_weights
+
+app = typer.Typer(help="Models, their versions, where they stand and why.", no_args_is_help=True)
+app.add_typer(_registry_tokens.app, name="token")
+
+Model = Annotated[str, typer.Argument(help="The model's name.")]
+Wanted = Annotated[str, typer.Argument(help="A version, a range like ^1.2, a state, an alias.")]
+Reason = Annotated[str, typer.Option(help="Why; it is kept in the audit.")]
+
+
+@app.command("ls")
+def list_models(
+    model: Annotated[str | None, typer.Argument(help="Only this model's versions.")] = None,
+    where: Annotated[str, typer.Option(help="A filter, such as state = 'production'.")] = "",
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=10_000)] = 50,
+    database: Database = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """List models, or the versions of one."""
+    with ModelRegistry(database) as registry:
+        if model is None and not where:
+            _list_all(registry, limit, as_json=as_json)
+            return
+        found = registry.search_versions(where, model_id=model, limit=limit).items
+    if as_json:
+        print_json(found)
+        return
+    table = table_of("MODEL", "VERSION", "NO", "STATE", "ALIASES", "REGISTERED", "BY", "TAGS")
+    for each in found:
+        tags = ", ".join(f"{key}={value}" for key, value in each.tags.items())
+        table.add_row(
+            each.model_id,
+            str(each.version),
+            str(each.number),
+            each.state.value,
+            ", ".join(each.aliases),
+            when(each.registered_at),
+            each.registered_by,
+            tags,
+        )
+    Console().print(table)
+
+
+def _list_all(registry: ModelRegistry, limit: int, *, as_json: bool) -> None:
+    models = registry.search_models(limit=limit).items
+    if as_json:
+        print_json(models)
+        return
+    table = table_of("MODEL", "VERSIONS", "SERVES", "ALIASES", "UPDATED")
+    for each in models:
+        aliases = ", ".join(f"{alias}→{version}" for alias, version in each.aliases.items())
+        serves = "-" if each.production is None else str(each.production)
+        table.add_row(
+            each.model_id, str(each.version_count), serves, aliases, when(each.updated_at)
+        )
+    Console().print(table)
+
+
+@app.command()
+def show(
+    model: Model,
+    version: Annotated[str, typer.Argument(help="A version, range, state or alias.")] = "latest",
+    database: Database = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Show a version: where it stands, what was measured, what may follow."""
+    with ModelRegistry(database) as registry:
+        metadata = registry.resolve(model, version)
+        validations = registry.validations(model, metadata.version, limit=5)
+        sla = registry.get_model(model).sla
+    if as_json:
+        print_json({"version": metadata, "sla": sla, "validations": validations})
+        return
+    console = Console()
+    table = table_of("", "")
+    for name, value in _facts(metadata):
+        table.add_row(name, value)
+    if sla is not None:
+        limit = f"p99 ≤ {sla.max_latency_ms:g} ms, accuracy ≥ {sla.min_accuracy:g}"
+        table.add_row("SLA", limit)
+    for record in validations:
+        result = record.result
+        verdict = "passed" if result.passed else f"failed: {'; '.join(result.errors) or 'SLA'}"
+        figures = f"p99 {result.latency_p99_ms:.3g} ms, accuracy {result.accuracy_score:.4g}"
+        table.add_row(f"in {record.state.value}", f"{verdict} ({figures})")
+    console.print(table)
+
+
+def _facts(metadata: ModelMetadata) -> list[tuple[str, str]]:
+    lineage = metadata.lineage
+    return [
+        ("model", metadata.model_id),
+        ("version", f"{metadata.version} (number {metadata.number})"),
+        ("state", f"{metadata.state.value} (revision {metadata.revision})"),
+        ("shapes", f"{list(metadata.input_shape)} → {list(metadata.output_shape)}"),
+        ("size", f"{metadata.size_bytes:,} bytes"),
+        ("checksum", metadata.checksum),
+        ("source", metadata.source),
+        (
+            "run",
+            f"{lineage.run_id or '-'}, step {lineage.step}, checkpoint {lineage.checkpoint_id}",
+        ),
+        ("registered", f"{when(metadata.registered_at)} by {metadata.registered_by}"),
+    ]
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(",")) if text else ()
+    except ValueError:
+        raise InvalidInputError(f"{text!r} is no shape; write 3,224,224") from None
+
+
+def _tags(pairs: list[str]) -> dict[str, str]:
+    split = [pair.partition("=") for pair in pairs]
+    if not all(middle for _, middle, _ in split):
+        raise InvalidInputError("write tags as key=value")
+    return {key: value for key, _, value in split}
+
+
+@app.command()
+def register(
+    model: Model,
+    weights: Annotated[
+        Path | None, typer.Option(help="A safetensors file, or a folder of them.")
+    ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="A checkpoint store (folder or URL) to export from.")
+    ] = None,
+    prefix: Annotated[
+        str | None, typer.Option(help="Which checkpoint; the newest if left out.")
+    ] = None,
+    export_to: Annotated[
+        Path | None, typer.Option(help="Where to write the exported weights.")
+    ] = None,
+    version: Annotated[
+        str | None, typer.Option(help="The version; if left out, the one that is due.")
+    ] = None,
+    least: Annotated[Bump, typer.Option(help="At least this bump.")] = Bump.PATCH,
+    input_shape: Annotated[str, typer.Option(help="Such as 3,224,224.")] = "",
+    output_shape: Annotated[str, typer.Option(help="Such as 1000.")] = "",
+    run: Annotated[str, typer.Option(help="The training run it came from.")] = "",
+    step: Annotated[int | None, typer.Option(help="The step it came from.")] = None,
+    description: Annotated[str, typer.Option(help="What it is.")] = "",
+    tag: Annotated[list[str] | None, typer.Option(help="key=value; may be repeated.")] = None,
+    database: Database = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Register weights, or straight from a checkpoint."""
+    wanted = Registration(
+        model_id=model,
+        version=None if version is None else require_version(version),
+        least_bump=least,
+        input_shape=_shape(input_shape),
+        output_shape=_shape(output_shape),
+        description=description,
+        tags=_tags(tag or []),
+        lineage=Lineage(run_id=run, step=step),
+    )
+    if (weights is None) == (checkpoint is None):
+        raise InvalidInputError("name either --weights or --checkpoint")
+    with ModelRegistry(database) as registry, progress_bar("Reading", quiet=as_json) as progress:
+        if weights is not None:
+            described = describe_weights(weights, progress=progress)
+            kept, due = register_weights(registry, wanted, described)
+        else:
+            from tensorforge.storage.opening import open_store
+
+            if export_to is None:
+                raise InvalidInputError("--checkpoint needs --export-to FILE.safetensors")
+            store = open_store(checkpoint or "")
+            try:
+                kept, due = register_checkpoint(
+                    registry, wanted, store, export_to, prefix=prefix, progress=progress
+                )
+            finally:
+                store.close()
+    if as_json:
+        print_json({"version": kept, "due": due})
+        return
+    why = "" if due is None else f" ({due.bump.value}: {'; '.join(due.reasons)})"
+    typer.echo(f"Registered {kept.model_id} {kept.version}{why}")
+
+
+@app.command()
+def validate(
+    model: Model,
+    version: Wanted,
+    loader: Annotated[
+        str, typer.Option(help="package.module:function or file.py:function; tensors → model.")
+    ],
+    data: Annotated[Path, typer.Option(help="safetensors or .npz with inputs and targets.")],
+    weights: Annotated[
+        Path | None, typer.Option(help="The weights; the version's source if left out.")
+    ] = None,
+    metric: Annotated[str, typer.Option(help="module:function (outputs, targets) → score.")] = "",
+    batch_size: Annotated[int, typer.Option(help="Samples per timed request.", min=1)] = 1,
+    warm_up: Annotated[int, typer.Option(help="Requests before the clock runs.", min=0)] = 5,
+    repeats: Annotated[int, typer.Option(help="Timed requests.", min=1)] = 100,
+    database: Database = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Load the registered weights, measure latency and accuracy, record the result."""
+    from tensorforge.registry.validation import ValidationPlan, run_validation
+
+    with ModelRegistry(database) as registry:
+        metadata = registry.resolve(model, version)
+        plan = ValidationPlan(
+            weights=weights or Path(metadata.source),
+            loader=loader,
+            data=data,
+            metric=metric,
+            batch_size=batch_size,
+            warm_up=warm_up,
+            repeats=repeats,
+        )
+        with progress_bar("Measuring", quiet=as_json) as progress:
+            sla = registry.get_model(model).sla
+            result = run_validation(metadata, plan, sla, progress=progress)
+        record = registry.record_validation(result)
+        decision = registry.canary_decision(model, metadata.version)
+    if as_json:
+        print_json({"validation": record, "decision": decision})
+    else:
+        typer.echo(
+            f"{model} {metadata.version} in {metadata.state.value}: "
+            f"{'passed' if result.passed else 'FAILED'}, p50 {result.latency_p50_ms:.3f} ms, "
+            f"p99 {result.latency_p99_ms:.3f} ms, accuracy {result.accuracy_score:.4f} "
+            f"on {result.samples or 0} samples"
+        )
+        for error in result.errors:
+            typer.echo(f"  {error}")
+        typer.echo(f"As a canary: {decision.verdict.value} ({'; '.join(decision.reasons)})")
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def promote(
+    model: Model,
+    version: Wanted,
+    to: Annotated[DeploymentState, typer.Option(help="The state to enter.")],
+    reason: Reason = "",
+    force: Annotated[bool, typer.Option(help="Override missing evidence; needs --reason.")] = False,
+    retire_previous: Annotated[
+        bool, typer.Option(help="Deprecate what was in production before.")
+    ] = False,
+    database: Database = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Move a version along the lifecycle, upwards or back."""
+    with ModelRegistry(database) as registry:
+        metadata = registry.resolve(model, version)
+        done = registry.transition_state(
+            model,
+            metadata.version,
+            to,
+            actor=_powerful_actor(),
+            reason=reason,
+            force=force,
+            expected_revision=metadata.revision,
+            retire_previous=retire_previous,
+        )
+    if as_json:
+        print_json(done)
+        return
+    typer.echo(f"{model} {metadata.version}: {done.previous.value} → {to.value}")
+
+
+def _powerful_actor() -> Actor:
+    """Whoever can write the database directly may do everything; the audit says who it was."""
+    return Actor(name=local_actor().name, scopes=frozenset({FORCE}))
+
+
+@app.command()
+def rollback(
+    model: Model,
+    reason: Reason = "",
+    to: Annotated[str | None, typer.Option(help="A version that stands by in production.")] = None,
+    database: Database = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Deprecate what serves and let the best version standing by serve, in one step."""
+    with ModelRegistry(database) as registry:
+        target = None if to is None else require_version(to)
+        done = registry.rollback(model, to=target, reason=reason)
+    if as_json:
+        print_json(done)
+        return
+    typer.echo(f"{model}: {done.previous} → {done.current} ({'; '.join(done.reasons)})")
+
+
+@app.command()
+def history(
+    model: Model,
+    version: Annotated[str | None, typer.Option(help="Only this version.")] = None,
+    after: Annotated[int, typer.Option(help="Only rows after this one.", min=0)] = 0,
+    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=10_000)] = 100,
+    database: Database = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Show who did what, when, why and on what evidence."""
+    with ModelRegistry(database) as registry:
+        wanted = None if version is None else require_version(version)
+        entries = registry.history(model, version=wanted, after=after, limit=limit)
+    if as_json:
+        print_json(entries)
+        return
+    table = table_of("ROW", "WHEN", "WHO", "WHAT", "VERSION", "MOVE", "WHY", "EVIDENCE")
+    for entry in entries:
+        move = f"{entry.from_state} → {entry.to_state}" if entry.to_state else ""
+        forced = " (forced)" if entry.forced else ""
+        facts = ", ".join(f"{key}={value}" for key, value in entry.evidence.items())
+        table.add_row(
+            str(entry.sequence),
+            when(entry.at),
+            entry.actor,
+            entry.action + forced,
+            entry.version,
+            move,
+            entry.reason,
+            facts,
+        )
+    Console().print(table)
+
+
+@app.command()
+def diff(
+    model: Model,
+    before: Annotated[str, typer.Argument(help="A version, range, state or alias.")],
+    after: Annotated[str, typer.Argument(help="A version, range, state or alias.")],
+    database: Database = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Show what changed between two versions, and which bump the change calls for."""
+    with ModelRegistry(database) as registry:
+        old, new = registry.resolve(model, before), registry.resolve(model, after)
+        found = registry.diff(model, old.version, new.version)
+    if as_json:
+        print_json(found)
+        return
+    table = table_of("", str(old.version), str(new.version))
+    for name, (first, second) in found.fields.items():
+        table.add_row(name, first, second)
+    for tag, pair in found.tags.items():
+        table.add_row(f"tag {tag}", pair[0] or "-", pair[1] or "-")
+    Console().print(table)
+    typer.echo(f"Due: {found.due.bump.value} ({'; '.join(found.due.reasons)})")
+    typer.echo(f"Shape compatibility: {found.compatibility:.2f}")
+    if found.rollback is not None:
+        reasons = "; ".join(found.rollback.reasons) or "nothing got worse"
+        typer.echo(f"Rollback priority: {found.rollback.priority:.2f} ({reasons})")
+
+
+@app.command()
+def sla(
+    model: Model,
+    max_latency_ms: Annotated[float, typer.Option(help="p99 latency at most.")],
+    min_accuracy: Annotated[float, typer.Option(help="Accuracy at least.")],
+    database: Database = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Say what every version must reach before it may be promoted."""
+    limits = Sla(max_latency_ms=max_latency_ms, min_accuracy=min_accuracy)
+    with ModelRegistry(database) as registry:
+        registry.set_sla(model, limits)
+    if as_json:
+        print_json(limits)
+        return
+    typer.echo(f"{model}: p99 ≤ {max_latency_ms:g} ms, accuracy ≥ {min_accuracy:g}")
+
+
+@app.command()
+def audit(database: Database = DEFAULT, as_json: AsJson = False) -> None:
+    """Recompute the audit's chain; exit 1 and name the row if it was tampered with."""
+    with ModelRegistry(database) as registry:
+        head = registry.verify_audit()
+    if as_json:
+        print_json(head)
+        return
+    typer.echo(f"The audit is intact: {head.sequence} rows, head {head.hash}")

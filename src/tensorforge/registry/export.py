@@ -1,0 +1,197 @@
+"""From a checkpoint to a version: one safetensors file with the model's weights, and where they came from.
+
+A checkpoint may be sharded, compressed and a difference to another one; what the registry points to is
+not. Every byte is verified on its way.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tensorforge.errors import AlreadyExistsError, NotFoundError
+from tensorforge.registry.models import Actor, Lineage, ModelMetadata, Shape
+from tensorforge.registry.registering import FIRST_VERSION
+from tensorforge.registry.registry import ModelRegistry
+from tensorforge.registry.shapes import DueBump
+from tensorforge.registry.versions import Bump, ModelVersion
+from tensorforge.registry.weights import Progress, Weights, describe_weights
+
+if TYPE_CHECKING:
+    from tensorforge.checkpoint.manifest import CheckpointManifest
+    from tensorforge.storage.blobs import BlobStore
+
+_TIMEOUT = 3600.0
+_RUN_KEYS = ("training_run_id", "run_id")
+_STEP_KEYS = ("step",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Registration:
+    """What to register weights as. Without `version` the one that is due is taken."""
+
+    model_id: str
+    version: ModelVersion | None = None
+    least_bump: Bump = Bump.PATCH
+    name: str = ""
+    framework: str = "pytorch"
+    input_shape: Shape = ()
+    output_shape: Shape = ()
+    description: str = ""
+    tags: Mapping[str, str] | None = None
+    lineage: Lineage = field(default_factory=Lineage)
+    source: str = ""
+
+
+def register_weights(
+    registry: ModelRegistry,
+    wanted: Registration,
+    weights: Weights,
+    *,
+    actor: Actor | None = None,
+) -> tuple[ModelMetadata, DueBump | None]:
+    """Register weights by what their headers say; returns the version and why it is due.
+
+    With an explicit version the second value is `None`.
+    """
+    metadata = ModelMetadata(
+        model_id=wanted.model_id,
+        name=wanted.name or wanted.model_id,
+        version=wanted.version or FIRST_VERSION,
+        framework=wanted.framework,
+        input_shape=wanted.input_shape,
+        output_shape=wanted.output_shape,
+        size_bytes=weights.size_bytes,
+        checksum=weights.checksum,
+        registered_at=datetime.now(UTC),
+        tags=wanted.tags or {},
+        source=wanted.source or str(weights.path.resolve()),
+        description=wanted.description,
+        lineage=wanted.lineage,
+    )
+    if wanted.version is not None:
+        return registry.register(metadata, tensors=weights.tensors, actor=actor), None
+    return registry.register_next(
+        metadata, least=wanted.least_bump, tensors=weights.tensors, actor=actor
+    )
+
+
+def register_checkpoint(
+    registry: ModelRegistry,
+    wanted: Registration,
+    store: BlobStore,
+    destination: Path,
+    *,
+    prefix: str | None = None,
+    actor: Actor | None = None,
+    progress: Progress | None = None,
+) -> tuple[ModelMetadata, DueBump | None]:
+    """Export a checkpoint's model to `destination` and register it with its lineage.
+
+    `prefix` names the checkpoint; without it the newest one is taken. What `wanted.lineage` leaves open is
+    filled in from the checkpoint.
+    """
+    manifest = find_manifest(store, prefix)
+    weights = export_checkpoint(store, manifest, destination, progress=progress)
+    lineage = _merge(wanted.lineage, lineage_of(manifest))
+    return register_weights(registry, replace(wanted, lineage=lineage), weights, actor=actor)
+
+
+def find_manifest(store: BlobStore, prefix: str | None) -> CheckpointManifest:
+    """The manifest of a checkpoint, or of the newest one."""
+    from tensorforge.checkpoint import shelf
+
+    if prefix is None:
+        found = shelf.prefixes_by_age(store)
+        if not found:
+            raise NotFoundError(f"there is no checkpoint in {store.url}")
+        prefix = found[0]
+    return shelf.read_manifest(store, prefix)
+
+
+def export_checkpoint(
+    store: BlobStore,
+    manifest: CheckpointManifest,
+    destination: Path,
+    *,
+    progress: Progress | None = None,
+) -> Weights:
+    """Write the model's tensors into one safetensors file that appears whole or not at all."""
+    from safetensors.torch import save_file
+
+    if destination.exists():
+        raise AlreadyExistsError(f"{destination} exists; weights are never replaced in place")
+    tensors = _read_model(store, manifest, progress)
+    destination.parent.mkdir(parents=True, exist_ok=True)
+    temporary = destination.with_name(f".{destination.name}.{os.getpid()}.partial")
+    try:
+        save_file(tensors, temporary, metadata={"format": "pt", "checkpoint": manifest.prefix})
+        _persist(temporary, destination)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return describe_weights(destination)
+
+
+def _read_model(
+    store: BlobStore, manifest: CheckpointManifest, progress: Progress | None
+) -> dict[str, Any]:
+    from tensorforge.checkpoint.boxes import Box
+    from tensorforge.checkpoint.chunks import StoredChunks
+    from tensorforge.checkpoint.layout import MODEL
+    from tensorforge.checkpoint.parallel import Guard
+    from tensorforge.checkpoint.progress import Meter
+    from tensorforge.checkpoint.reader import Destination, needed_bytes, read_tensors
+    from tensorforge.checkpoint.targets import whole_tensor
+
+    saved = {name: meta for name, meta in manifest.tensors.items() if name.startswith(MODEL)}
+    if not saved:
+        raise NotFoundError(f"the checkpoint {manifest.prefix} holds no model")
+    destinations = [
+        Destination(name, Box.whole(meta.shape), whole_tensor(meta)) for name, meta in saved.items()
+    ]
+    meter = Meter(needed_bytes(manifest, destinations), progress)
+    read_tensors(StoredChunks(store, manifest), destinations, guard=Guard(_TIMEOUT), meter=meter)
+    return {each.name.removeprefix(MODEL): each.tensor for each in destinations}
+
+
+def _persist(temporary: Path, destination: Path) -> None:
+    with temporary.open("rb+") as stream:
+        os.fsync(stream.fileno())
+    # A link fails where a rename would silently replace what somebody else exported meanwhile.
+    try:
+        os.link(temporary, destination)
+    except FileExistsError:
+        raise AlreadyExistsError(f"{destination} exists; weights are never replaced") from None
+    folder = os.open(destination.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def lineage_of(manifest: CheckpointManifest) -> Lineage:
+    """Run, step and record as the checkpoint tells them: by its record in a catalog, or by its metadata."""
+    from tensorforge.catalog.shelving import record_in
+
+    record = record_in(manifest, manifest.size_bytes)
+    if record is not None:
+        return Lineage(
+            run_id=record.training_run_id, step=record.step, checkpoint_id=record.checkpoint_id
+        )
+    facts = manifest.custom_metadata if isinstance(manifest.custom_metadata, dict) else {}
+    run = next((facts[key] for key in _RUN_KEYS if isinstance(facts.get(key), str)), "")
+    steps = (facts[key] for key in _STEP_KEYS if type(facts.get(key)) is int)
+    return Lineage(run_id=run, step=next(steps, None), checkpoint_id=manifest.prefix)
+
+
+def _merge(given: Lineage, found: Lineage) -> Lineage:
+    return Lineage(
+        run_id=given.run_id or found.run_id,
+        step=found.step if given.step is None else given.step,
+        checkpoint_id=given.checkpoint_id or found.checkpoint_id,
+        run_link=given.run_link,
+    )
