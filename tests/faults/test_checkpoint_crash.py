@@ -16,6 +16,8 @@ import pytest
 
 SOAK_RUNS, TEST_RUNS = 200, 20
 
+pytestmark = pytest.mark.timeout(600)  # dozens of processes, which a busy machine starts slowly
+
 
 class State:
     def __init__(self, value, size=3000):

@@ -200,12 +200,15 @@ def main(scenario, world_size, folder, *rest):
 def launch(scenario, world_size, folder, *rest):
     command = [sys.executable, __file__, scenario, str(world_size), str(folder), *map(str, rest)]
     environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
 
 
-pytestmark = pytest.mark.may_leak("files", "importing torch.distributed makes a cache folder")
+pytestmark = [
+    pytest.mark.may_leak("files", "importing torch.distributed makes a cache folder"),
+    pytest.mark.timeout(600),  # real processes, which a busy machine starts slowly
+]
 
 
 def test_tensors_on_one_and_two_dimensional_meshes_survive_another_number_of_ranks(tmp_path):

@@ -269,11 +269,11 @@ def test_a_rank_that_dies_after_the_plan_leaves_a_claim_that_is_swept_when_it_ex
 
     def work(rank, coordinator):
         checkpoint = DistributedCheckpoint(coordinator, store)
-        options = SaveOptions(timeout=1, checkpoint_prefix="half")
+        options = SaveOptions(timeout=4, checkpoint_prefix="half")
         if rank == 1:
             saver = checkpoint._saver
             capture = checkpoint._capturing(State(tensors, rank, 2), None, options)
-            saver.plan(capture, options, checkpoint._guard(1, None))
+            saver.plan(capture, options, checkpoint._guard(4, None))
             return None
         return checkpoint.save(State(tensors, rank, 2), options=options)
 

@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 
 from tensorforge.elastic import ElasticWorker, WorkerId
 from tensorforge.errors import ClosedError, StaleGenerationError
@@ -16,6 +17,7 @@ from tensorforge.train.runlog import RunLog
 
 options = argparse.ArgumentParser()
 options.add_argument("--steps", type=int, default=30)
+options.add_argument("--until", help="train until this file exists")
 options.add_argument("--seconds", type=float, default=0.02)
 options.add_argument("--only", default="")
 options.add_argument("--raise-at", type=int)
@@ -43,6 +45,12 @@ def misbehave(step):
         os.kill(os.getpid(), signal.SIGKILL)
     if step == arguments.hang_at:
         hang()
+
+
+def is_complete(step):
+    if arguments.until is not None:
+        return Path(arguments.until).exists()
+    return step + 1 >= arguments.steps
 
 
 def hang():
@@ -84,7 +92,7 @@ class Toy:
         if not self.form():
             return
         told = False
-        while self.step + 1 < arguments.steps and not asked_to_stop.is_set():
+        while not is_complete(self.step) and not asked_to_stop.is_set():
             misbehave(self.step + 1)
             time.sleep(arguments.seconds)
             if asked_to_leave.is_set() and not told:
@@ -108,7 +116,7 @@ class Toy:
                 learning_rate=0.1,
                 metrics={"loss": loss},
             )
-        outcome = "complete" if self.step + 1 == arguments.steps else "stopped"
+        outcome = "complete" if is_complete(self.step) else "stopped"
         self.log.write(
             "final",
             outcome=outcome,
@@ -118,7 +126,7 @@ class Toy:
         )
         print(f"{NAME}: {outcome}", flush=True)
         self.worker.finish(outcome)
-        self.worker.flush()
+        self.worker.flush(60.0)
 
 
 if __name__ == "__main__":

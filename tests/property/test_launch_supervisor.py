@@ -56,6 +56,7 @@ class Launched(RuleBasedStateMachine):
             max_restarts=restarts,
             restart_window=1e9,
             hang_timeout=20.0,
+            join_timeout=20.0,
         )
         self.supervisor = Supervisor(self.policy)
         self.running: set[str] = set()

@@ -43,6 +43,9 @@ def run(
     hang_timeout: Annotated[
         float, typer.Option(help="Seconds without progress that make a hang; 0: never.")
     ] = 300.0,
+    join_timeout: Annotated[
+        float, typer.Option(help="Seconds that a worker may take to join; 0: any.")
+    ] = 300.0,
     stop_timeout: Annotated[
         float, typer.Option(help="Seconds that a graceful stop may take.")
     ] = 30.0,
@@ -100,6 +103,7 @@ def run(
             max_restarts=max_restarts,
             restart_window=restart_window,
             hang_timeout=hang_timeout or None,
+            join_timeout=join_timeout or None,
             stop_timeout=stop_timeout,
             lost_timeout=max(heartbeat_timeout, 1.0),
         ),

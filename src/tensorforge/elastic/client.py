@@ -110,8 +110,12 @@ class CoordinatorClient:
             raise translate(error, self._address) from error
 
 
+# Made once, at import: two threads that are the first to decode a type together crash msgspec 0.22.
+_decoder: msgspec.json.Decoder[ClusterView] = msgspec.json.Decoder(ClusterView)
+
+
 def _view(data: bytes) -> ClusterView:
     try:
-        return msgspec.json.decode(data, type=ClusterView)
+        return _decoder.decode(data)
     except msgspec.DecodeError as error:
         raise EncodingError(f"not a view of a cluster: {error}") from error

@@ -100,8 +100,8 @@ class Hand:
             yield self._kill_at
         elif self._lost is not None:
             yield self._lost[0] + self.policy.lost_timeout
-        elif self._must_join and self.policy.hang_timeout is not None:
-            yield self.started_at + self.policy.hang_timeout
+        elif self._must_join and self.policy.join_timeout is not None:
+            yield self.started_at + self.policy.join_timeout
 
     @property
     def _must_join(self) -> bool:
@@ -119,7 +119,7 @@ class Hand:
             since, reason = self._lost
             late = now >= since + self.policy.lost_timeout
             return self.fail(f"was given up by the coordinator ({reason})") if late else []
-        timeout = self.policy.hang_timeout
+        timeout = self.policy.join_timeout
         if self._must_join and timeout is not None and now >= self.started_at + timeout:
             self.doom = f"did not join within {timeout:g} s"
             self._kill_at = now + DUMP_TIMEOUT

@@ -74,6 +74,7 @@ from tensorforge.launch.settings import (
     WORKERS_FOLDER,
     LaunchSettings,
 )
+from tensorforge.launch.stacks import script_stack
 from tensorforge.launch.supervisor import Supervisor
 from tensorforge.launch.view import RunView
 from tensorforge.security import TokenStore
@@ -190,7 +191,7 @@ class Launcher:
             case StackLine(child, line):
                 _since, lines = self._stacks.get(child, (0.0, []))
                 self._stacks[child] = (self._clock(), [*lines, line])
-                self._display.printed(child, line)
+                self._logs[child].write(f"{line}\n")
             case Exited(child, code):
                 self._exited(child, code)
 
@@ -249,7 +250,10 @@ class Launcher:
         for child, (heard, lines) in list(self._stacks.items()):
             if lines and now >= heard + STACKS_QUIET:
                 del self._stacks[child]
-                self._happened(StacksDumped(child, "\n".join(lines)))
+                text = "\n".join(lines)
+                for line in script_stack(text):
+                    self._display.printed(child, line)
+                self._happened(StacksDumped(child, text))
 
     def _obey(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:

@@ -15,6 +15,7 @@ class SupervisionPolicy:
     `standbys`: how many more are kept warm to take the place of one that fails.
     `max_restarts` within `restart_window` seconds: how many dead workers are replaced.
     `hang_timeout`: seconds without progress after which a worker counts as hung; `None` for never.
+    `join_timeout`: seconds that a worker may take from its start to the coordinator; `None` for any.
     `stop_timeout`: seconds that a graceful stop may take before the rest is killed.
     `lost_timeout`: seconds that a worker which the coordinator gave up has to come back.
     """
@@ -26,6 +27,7 @@ class SupervisionPolicy:
     max_restarts: int = 10
     restart_window: float = 3600.0
     hang_timeout: float | None = 300.0
+    join_timeout: float | None = 300.0
     stop_timeout: float = 30.0
     lost_timeout: float = 10.0
 
@@ -36,7 +38,13 @@ class SupervisionPolicy:
             self._at_least("max_workers", self.workers, " (workers)")
         self._at_least("standbys", 0)
         self._at_least("max_restarts", 0)
-        for name in ("restart_window", "hang_timeout", "stop_timeout", "lost_timeout"):
+        for name in (
+            "restart_window",
+            "hang_timeout",
+            "join_timeout",
+            "stop_timeout",
+            "lost_timeout",
+        ):
             value = getattr(self, name)
             if value is not None and not value > 0:
                 raise ConfigurationError(name, value, "must be more than 0 seconds")

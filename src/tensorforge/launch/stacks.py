@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import dataclass
 
@@ -52,6 +53,21 @@ def is_waiting_for_peers(text: str) -> bool:
     Then it is not this worker that hangs. Without a recognisable stack the answer is no.
     """
     return any(_waits(stack) for stack in parse_stacks(text) if stack.runs_the_script)
+
+
+def script_stack(text: str) -> list[str]:
+    """What people want to see of a dump: the thread that runs the script, without what started it.
+
+    If that cannot be told apart, the whole dump.
+    """
+    for stack in parse_stacks(text):
+        if stack.runs_the_script:
+            own = itertools.takewhile(lambda f: not f.file.endswith(_BOOTSTRAP), stack.frames)
+            lines = [
+                f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in own
+            ]
+            return ["the script's stack (most recent call first):", *lines]
+    return text.splitlines()
 
 
 def _waits(stack: ThreadStack) -> bool:

@@ -51,8 +51,10 @@ from tensorforge.launch.instructions import (
 )
 from tensorforge.launch.policy import SupervisionPolicy
 
-EXPLANATION_TIMEOUT = 3.0
+EXPLANATION_TIMEOUT = 15.0
 """Seconds for the coordinator to tell why a worker ended with code 0."""
+NOBODY_JOINED_TIMEOUT = 3.0
+"""The same while it has not heard of anybody yet: then there is little to tell."""
 ECHO = "TrainingAbortedError"
 """What the workers of a run raise when the run has ended for a reason that is known elsewhere."""
 SHRINK_TIMEOUT = 10.0
@@ -212,7 +214,8 @@ class Supervisor:
         elif worker.doom is not None:
             self._failed(worker, worker.doom, None, now)
         elif event.code == 0:
-            self._unexplained[worker.name] = now + EXPLANATION_TIMEOUT
+            patience = EXPLANATION_TIMEOUT if self._ever_joined else NOBODY_JOINED_TIMEOUT
+            self._unexplained[worker.name] = now + patience
         else:
             self._failed(worker, describe_exit(event.code), event.failure, now)
 

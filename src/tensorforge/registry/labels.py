@@ -16,6 +16,10 @@ from tensorforge.registry.rows import VERSION_QUERY, Row, find_version, version_
 from tensorforge.registry.schema import ALIASES, MODEL_TAGS, VERSION_TAGS, VERSIONS
 from tensorforge.registry.versions import ModelVersion
 
+_VERSION_BY_ALIAS = VERSION_QUERY.join(ALIASES, ALIASES.c.version_key == VERSIONS.c.key).where(
+    ALIASES.c.model_key == sa.bindparam("model_key"), ALIASES.c.alias == sa.bindparam("alias")
+)
+
 
 def change_model_tags(
     connection: sa.Connection, model: Row, put: Mapping[str, str], drop: Iterable[str]
@@ -95,10 +99,8 @@ def delete_alias(
 
 def look_for_alias(connection: sa.Connection, model_key: int, alias: str) -> Row | None:
     """The version that an alias points to."""
-    query = VERSION_QUERY.join(ALIASES, ALIASES.c.version_key == VERSIONS.c.key).where(
-        ALIASES.c.model_key == model_key, ALIASES.c.alias == alias
-    )
-    return connection.execute(query).mappings().one_or_none()
+    place = {"model_key": model_key, "alias": alias}
+    return connection.execute(_VERSION_BY_ALIAS, place).mappings().one_or_none()
 
 
 def _of(model: Row, alias: str) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:

@@ -139,6 +139,12 @@ class RegistryReader:
                 raise NotFoundError(f"no model is called {model_id[:200]!r}")
             return to_model(connection, row)
 
+    def require_model(self, model_id: str) -> None:
+        """Raise `NotFoundError` unless there is such a model."""
+        check_text("model_id", model_id)
+        with self._database.read() as connection:
+            find_model(connection, model_id)
+
     def get_by_alias(self, model_id: str, alias: str) -> ModelMetadata:
         """The version that an alias points to; `NotFoundError` if the model has no such alias."""
         check_text("model_id", model_id)

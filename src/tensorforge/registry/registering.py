@@ -140,12 +140,16 @@ def insert_version(
     tensors: Mapping[str, TensorSpec],
     actor: Actor,
     now_us: int,
+    *,
+    is_next: bool = False,
 ) -> ModelMetadata:
     """Write a checked version of a locked model and return it as it was stored.
 
-    `AlreadyExistsError` if the version is taken.
+    `AlreadyExistsError` if the version is taken. `is_next` says that `next_version` chose it in this
+    transaction, so that it is known to be new and to break nobody.
     """
-    _refuse_hidden_break(connection, model, metadata, tensors)
+    if not is_next:
+        _refuse_hidden_break(connection, model, metadata, tensors)
     number = model["last_number"] + 1
     values = _values(model, metadata, number, actor, now_us)
     version_key = connection.execute(_ADD_VERSION, values).scalar_one()

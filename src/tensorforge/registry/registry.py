@@ -170,7 +170,7 @@ class ModelRegistry(RegistryReader):
             model = model_for_writing(connection, checked.model_id, who, now_us)
             version, due = next_version(connection, model["key"], checked, tensors, least)
             numbered = replace(checked, version=version)
-            kept = insert_version(connection, model, numbered, tensors, who, now_us)
+            kept = insert_version(connection, model, numbered, tensors, who, now_us, is_next=True)
             if request_key:
                 remember(connection, request_key, checked.model_id, version, now_us)
             return kept, due

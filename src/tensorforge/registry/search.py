@@ -111,7 +111,12 @@ def find_page(
     order = _order(kind, parse_ordering(tuple(order_by)))
     query = kind.query
     for comparison in parse_filter(filter_text):
-        query = _apply(connection, query, kind, comparison)
+        if comparison.tag is not None and comparison.operator == "=":
+            query, owner = _join_tag(query, kind, comparison)
+            # Equal to the key, and in the order of the index that finds the tag: nothing is sorted.
+            order = [(owner if column is kind.key else column, down) for column, down in order]
+        else:
+            query = _apply(connection, query, kind, comparison)
     query = query.where(*conditions)
     identity = _identity(filter_text, order_by)
     if token:
@@ -121,7 +126,7 @@ def find_page(
     if len(rows) <= limit:
         return rows, None
     last = rows[limit - 1]
-    return rows[:limit], _make_token(identity, [last[column.name] for column, _ in order])
+    return rows[:limit], _make_token(identity, [_value(last, column, kind) for column, _ in order])
 
 
 Direction = tuple[sa.Column[Any], bool]
@@ -180,6 +185,22 @@ def _whole(field: str, value: Literal) -> int:
     return number
 
 
+def _join_tag(
+    query: sa.Select[Any], kind: Searchable, comparison: Comparison
+) -> tuple[sa.Select[Any], sa.Column[Any]]:
+    """The query for things with exactly this tag, and the tag's own copy of their key."""
+    tags, value = kind.tags.alias(), comparison.value
+    if not isinstance(value, str):
+        raise InvalidInputError(f"tags are texts; put {value} in quotes")
+    owner: sa.Column[Any] = tags.c[kind.owner]
+    same = sa.and_(owner == kind.key, tags.c.tag == comparison.tag, tags.c.value == value)
+    return query.join(tags, sa.and_(same, tags.c.digest == tag_digest(value))), owner
+
+
+def _value(row: Row, column: sa.Column[Any], kind: Searchable) -> Any:
+    return row[kind.key.name if column.name == kind.owner else column.name]
+
+
 def _apply_tag(
     connection: sa.Connection, query: sa.Select[Any], kind: Searchable, comparison: Comparison
 ) -> sa.Select[Any]:
@@ -188,10 +209,6 @@ def _apply_tag(
     if isinstance(value, int):
         raise InvalidInputError(f"tags are texts; put {value} in quotes")
     mine = sa.and_(tags.c[kind.owner] == kind.key, tags.c.tag == comparison.tag)
-    if comparison.operator == "=":
-        assert isinstance(value, str)  # noqa: S101  only IN has a list
-        digest = tags.c.digest == tag_digest(value)
-        return query.join(tags, sa.and_(mine, digest, tags.c.value == value))
     if comparison.operator == "!=":
         same = sa.and_(mine, tags.c.value == value)
         return query.where(~sa.exists(sa.select(1).select_from(tags).where(same)))

@@ -1,7 +1,10 @@
 import signal
+from pathlib import Path
 
 import pytest
 
+import tensorforge
+from tensorforge.launch import stacks
 from tensorforge.launch.coordinator_care import ATTEMPTS
 from tensorforge.launch.events import (
     CoordinatorExited,
@@ -35,9 +38,10 @@ from tensorforge.launch.instructions import (
     StopTraining,
 )
 from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.stacks import is_waiting_for_peers
+from tensorforge.launch.stacks import is_waiting_for_peers, script_stack
 from tensorforge.launch.supervisor import (
     EXPLANATION_TIMEOUT,
+    NOBODY_JOINED_TIMEOUT,
     SHRINK_TIMEOUT,
     Supervisor,
 )
@@ -220,7 +224,7 @@ def test_a_worker_that_ends_early_for_no_reason_has_failed():
 def test_a_script_that_never_trains_ends_the_run():
     driver = Driver(workers=2)
     driver.tell(CoordinatorStarted("a", 1), WorkerExited("worker-0", 0))
-    assert driver.wait(EXPLANATION_TIMEOUT) == [Kill("worker-1")]
+    assert driver.wait(NOBODY_JOINED_TIMEOUT) == [Kill("worker-1")]
     driver.tell(WorkerExited("worker-1", 0))
     assert driver.outcome.code == 1
     assert "ended without training" in driver.outcome.reason
@@ -442,8 +446,24 @@ def test_code_of_the_user_that_the_commit_calls_is_not_waiting():
     assert not is_waiting_for_peers("")
 
 
+def test_the_places_where_training_waits_are_called_what_the_reader_of_stacks_believes():
+    folder = Path(tensorforge.__file__).parent / "train"
+    sources = "".join(path.read_text() for path in folder.glob("*.py"))
+    for name in stacks._WAITING:
+        assert f"def {name}(" in sources
+
+
+def test_of_a_dump_the_stack_of_the_script_is_shown():
+    assert script_stack(AT_WORK) == [
+        "the script's stack (most recent call first):",
+        '  File "/job/train.py", line 9 in loss',
+        '  File "/job/train.py", line 20 in <module>',
+    ]
+    assert script_stack("what is\nthis") == ["what is", "this"]
+
+
 def test_a_worker_that_never_joins_hangs_too():
-    driver = Driver(workers=1, hang_timeout=60.0)
+    driver = Driver(workers=1, join_timeout=60.0)
     driver.tell(CoordinatorStarted("a", 1))
     assert driver.supervisor.deadline() == 60.0
     assert driver.wait(60.0) == [DumpStacks("worker-0")]

@@ -97,6 +97,21 @@ def test_pages_cover_everything_once_in_the_same_order(full, order, size):
     assert len(set(pages)) == 12
 
 
+@pytest.mark.parametrize("order", ORDERS)
+def test_pages_of_a_search_by_tags_cover_everything_once(full, order):
+    text = "tags.team = 'ads' AND tags.n != '1'"
+    whole = found(full, text, order_by=order)
+    pages, token = [], None
+    while True:
+        page = full.search_versions(text, order_by=order, limit=3, token=token)
+        pages += [str(m.version) for m in page.items]
+        token = page.next_token
+        if token is None:
+            break
+    assert pages == whole
+    assert len(whole) == 7
+
+
 def test_postgres_finds_the_same(postgres_url):
     with ModelRegistry(postgres_url) as registry:
         fill(registry)

@@ -129,10 +129,10 @@ def create_model(call: Call) -> Json:
     body: CreateModel = call.body
     name = check_name("name", body.name)
     tags = plain_tags(body.tags)
-    call.registry.create_model(
+    made = call.registry.create_model(
         name, description=body.description or "", tags=tags, actor=call.actor
     )
-    return _model(call, name)
+    return {"registered_model": model_body(made, [], {})}
 
 
 def get_model(call: Call) -> Json:
@@ -227,7 +227,7 @@ def delete_alias(call: Call) -> Json:
 def create_version(call: Call) -> Json:
     """`model-versions/create`: under the tag `tensorforge.version`, or the next minor version."""
     body: CreateVersion = call.body
-    call.registry.get_model(check_name("name", body.name))
+    call.registry.require_model(check_name("name", body.name))
     metadata, wanted = new_version(body)
     if wanted is not None:
         kept = call.registry.register(metadata, actor=call.actor)
