@@ -57,7 +57,7 @@ def test_a_frozen_worker_is_fenced_and_comes_back_as_a_newcomer(tmp_path):
         view = local.wait_until_active({"w0", "w1", "w2"})
         assert "w1" in view.rescales[-1].added
         events = local.workers["w1"].events()
-        assert [event["what"] for event in events][-3:] == ["formed", "fenced", "formed"]
+        assert [event["what"] for event in events][-4:] == ["formed", "fenced", "told", "formed"]
         assert events[-1]["newcomers"] == ["w1"]
         assert local.workers["w1"].process.poll() is None
 

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from tensorforge.elastic.client import CoordinatorClient
     from tensorforge.elastic.coordinator import ElasticCoordinator
     from tensorforge.elastic.formation import Formation
+    from tensorforge.elastic.hooks import StateHooks
     from tensorforge.elastic.messages import MemberReport
-    from tensorforge.elastic.worker import ElasticWorker, StateHooks
+    from tensorforge.elastic.worker import ElasticWorker
 
 _LAZY = {
     "CoordinatorClient": "client",
@@ -40,7 +41,7 @@ _LAZY = {
     "ElasticWorker": "worker",
     "Formation": "formation",
     "MemberReport": "messages",
-    "StateHooks": "worker",
+    "StateHooks": "hooks",
     "TlsOptions": "access",
 }
 

@@ -130,7 +130,10 @@ class Connection:
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         outbox.put(messages.to_bytes(self._hello()))
         had_answer = False
-        channel = open_channel(self._address, self._tls, _channel_options(self._timeouts))
+        try:
+            channel = open_channel(self._address, self._tls, _channel_options(self._timeouts))
+        except TensorForgeError as error:
+            return False, error
         try:
             method = channel.stream_stream(f"/{commands.SERVICE}/Join")
             call = method(_until_none(outbox), metadata=self._metadata)

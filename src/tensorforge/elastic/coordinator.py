@@ -155,6 +155,7 @@ class ElasticCoordinator:
                 await asyncio.to_thread(self._metrics.close)
             self._outcome = machine.ended
             await service.stop()
+            self._service = None  # gRPC's threads end with the last reference to its server
 
     async def _take_lease(self, journal: Journal) -> DurableState:
         deadline = time.monotonic() + self._lease_wait

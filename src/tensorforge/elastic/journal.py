@@ -64,7 +64,12 @@ class Holder:
     @classmethod
     def current(cls) -> Holder:
         """This process."""
-        return cls(_machine(), os.getpid(), psutil.Process().create_time())
+        return cls.of(os.getpid())
+
+    @classmethod
+    def of(cls, pid: int) -> Holder:
+        """A living process of this machine."""
+        return cls(_machine(), pid, psutil.Process(pid).create_time())
 
     @classmethod
     def parse(cls, text: str) -> Holder:
@@ -132,7 +137,7 @@ class Journal:
             lease = self._lease(connection)
             if lease is not None and now < lease.expires_at:
                 holder = Holder.parse(lease.holder)
-                if holder != self._holder and not holder.is_known_dead():
+                if lease.token != self._token and not holder.is_known_dead():
                     raise ConflictError(
                         f"run {self._run_id!r} is led by process {holder.pid} on {holder.machine}; its "
                         f"lease ends in {lease.expires_at - now:.1f} s unless it is renewed"

@@ -25,10 +25,11 @@ from tensorforge.cluster.config import ElasticTrainingConfig, RescaleType
 from tensorforge.cluster.worker import WorkerId, WorkerStatus
 from tensorforge.elastic import inputs, messages, records
 from tensorforge.elastic.instructions import Close, Instruction, Note, Record, Send
-from tensorforge.elastic.policy import allowed_losses, check_target, join_deadline, worker_limit
+from tensorforge.elastic.policy import check_target, join_deadline, worker_limit
 from tensorforge.elastic.records import DurableState, RescaleRecord
 from tensorforge.elastic.roster import Participant, Roster, arrange
 from tensorforge.elastic.timeouts import Timeouts
+from tensorforge.elastic.tolerance import Tolerance
 
 MAX_PARTICIPANTS = 20_000
 """Workers and standbys that one coordinator keeps track of; the next one is refused."""
@@ -84,8 +85,7 @@ class Machine:
         self.history: list[RescaleRecord] = list(state.history)
         self.ended = state.ended
         self.progress = messages.State()
-        self.losses = 0
-        self.consecutive_failures = 0
+        self.tolerance = Tolerance(config)
         self.stale_messages = 0
         self.refusals = 0
         self._utc_origin = utc_origin
@@ -97,7 +97,6 @@ class Machine:
         self._gone: dict[str, str] = {}
         self._suspicion: tuple[float, str] | None = None
         self._urgent = state.urgent
-        self._healthy_size = 0
         self._barrier_failed = False
         self._committed = False
         self._early_commit: messages.Progress | None = None
@@ -179,7 +178,7 @@ class Machine:
             participant.status = WorkerStatus.ACTIVE if is_formed else WorkerStatus.RESCALING
             self.roster.add(participant)
         self.roster.seat_members(tuple(seat.worker for seat in state.seats))
-        self._healthy_size = len(state.seats)
+        self.tolerance.expect(len(state.seats))
         self._silence_at = now + self.timeouts.comeback
         if is_formed:
             self.phase = Phase.ACTIVE
@@ -336,8 +335,7 @@ class Machine:
 
     def _first_commit(self, progress: messages.Progress, now: float) -> None:
         self._committed = True
-        self.losses = self.consecutive_failures = 0
-        self._healthy_size = len(self.roster.members)
+        self.tolerance.forgive(len(self.roster.members))
         entry = records.WasCommitted(
             generation=self.generation,
             epoch=progress.epoch,
@@ -443,7 +441,7 @@ class Machine:
             self._run_out(now)
 
     def _find_silent(self, now: float) -> None:
-        silent = [p for p in self.roster if now - p.last_seen >= self.timeouts.silence]
+        silent = [p for p in self.roster if now >= p.last_seen + self.timeouts.silence]
         for participant in silent:
             if participant.connection is None:
                 wait = round(self.timeouts.comeback * 1000)
@@ -495,36 +493,13 @@ class Machine:
         text = f"{who.id} failed: {why}"
         self._note("warning", text)
         if self.roster.is_member(who.id):
-            self.losses += 1
+            self.tolerance.losses += 1
             self._gone[who.id] = text
             self._causes.append(_Cause(text, evidence_at, is_failure=True))
         elif who.is_leaving:
             # The others may be waiting for it in the last collective of the old generation.
             text = f"{who.id} failed while it was leaving: {why}"
             self._causes.append(_Cause(text, evidence_at, is_failure=True))
-
-    def _is_beyond_tolerance(self) -> bool:
-        size = max(self._healthy_size, 1)
-        percentage = self.config.failure_tolerance_percentage
-        if self.losses > allowed_losses(size, percentage):
-            share = round(100 * self.losses / size)
-            why = (
-                f"{self.losses} of {size} workers lost ({share} %) without a committed step between; "
-                f"failure_tolerance_percentage is {percentage}"
-            )
-            self._end("aborted", f"{why}: {'; '.join(self._gone.values())}", emergency=True)
-            return True
-        if self.phase in (Phase.ACTIVE, Phase.FORMING) or self._barrier_failed:
-            self.consecutive_failures += 1
-        limit = max(1, self.config.max_consecutive_failures)
-        if self.consecutive_failures >= limit:
-            why = (
-                f"{self.consecutive_failures} failures in a row without a committed step between; "
-                f"max_consecutive_failures is {self.config.max_consecutive_failures}"
-            )
-            self._end("aborted", f"{why}: {self._causes[-1].text}", emergency=True)
-            return True
-        return False
 
     def _is_stale(self, who: Participant, generation: int) -> bool:
         if generation == self.generation:
@@ -562,10 +537,11 @@ class Machine:
         is_failure = any(cause.is_failure for cause in causes)
         self._suspicion = None
         if is_failure:
-            self._causes = causes
-            beyond = self._is_beyond_tolerance()
-            self._causes = []
-            if beyond:
+            is_new = self.phase in (Phase.ACTIVE, Phase.FORMING) or self._barrier_failed
+            verdict = self.tolerance.verdict(is_new_failure=is_new)
+            if verdict is not None:
+                facts = "; ".join(cause.text for cause in causes)
+                self._end("aborted", f"{verdict}: {facts}", emergency=True)
                 return
         self._barrier_failed = False
         evidence = min(cause.evidence_at for cause in causes)
@@ -716,9 +692,11 @@ class Machine:
             )
         veterans = [r.committed_step for r in reports if not r.is_newcomer]
         steps = veterans or [r.committed_step for r in reports]
+        distinct, runs = messages.distinct_runs(reports)
         return messages.FormationNotice(
             generation=self.generation,
-            reports=tuple(reports),
+            distinct=distinct,
+            runs=runs,
             target_step=max(steps),
             state=self.progress,
         )
@@ -730,7 +708,7 @@ class Machine:
         self.formed_generation = self.generation
         members = self.roster.present_members()
         self._formed_seats = frozenset((p.id, p.incarnation) for p in members)
-        self._healthy_size = self._healthy_size or len(members)
+        self.tolerance.expect(len(members))
         for participant in members:
             participant.move(WorkerStatus.ACTIVE)
         record = self.history[-1]

@@ -290,10 +290,10 @@ class Service:
         try:
             self._gate.admit(context.invocation_metadata() or (), role)
         except AuthenticationError as error:
-            log.warning("refused %s: %s", context.peer(), error)
+            log.warning("refused %s: %s", context.peer(), str(error))
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
         except PermissionDeniedError as error:
-            log.warning("refused %s: %s", context.peer(), error)
+            log.warning("refused %s: %s", context.peer(), str(error))
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
 
     async def _join(self, _requests: Any, context: Any) -> None:
@@ -322,7 +322,7 @@ class Service:
             reason = f"it did not say hello within {HELLO_TIMEOUT:.0f} s"
         except EncodingError as error:
             reason = str(error)
-            log.warning("refused %s: %s", stream.peer, error)
+            log.warning("refused %s: %s", stream.peer, str(error))
             refused = messages.Refused(code=messages.REFUSED_INVALID, reason=reason)
             self._send(Send((stream.id,), refused))
         except (grpc.aio.UsageError, asyncio.InvalidStateError, grpc.RpcError):

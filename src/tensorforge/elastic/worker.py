@@ -6,10 +6,10 @@ import logging
 import os
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from tensorforge.cluster.config import ElasticTrainingConfig
 from tensorforge.cluster.events import RescalingEvent
@@ -20,6 +20,7 @@ from tensorforge.elastic import messages
 from tensorforge.elastic.access import TlsOptions
 from tensorforge.elastic.connection import Connection
 from tensorforge.elastic.formation import Formation
+from tensorforge.elastic.hooks import RedistributionPlan, StateHooks
 from tensorforge.elastic.timeouts import Timeouts
 from tensorforge.errors import (
     ClosedError,
@@ -35,43 +36,6 @@ from tensorforge.errors import (
 log = logging.getLogger(__name__)
 
 _NOTHING = ClusterTopology(epoch=0)
-
-
-class Shard(Protocol):
-    """What a worker needs to know of a shard."""
-
-    @property
-    def shard_id(self) -> int:
-        """Its number."""
-
-
-class RedistributionPlan(Protocol):
-    """What a worker needs to know of a plan; `tensorforge.data.DataRedistributionPlan` is one."""
-
-    @property
-    def worker_assignments(self) -> Mapping[WorkerId, Sequence[Shard]]:
-        """Every worker of the new topology, and the shards it owns from now on."""
-
-    @property
-    def total_shards(self) -> int:
-        """How many shards there are."""
-
-
-class StateHooks:
-    """How `synchronize_state` reaches the training code; subclass it and override what you have."""
-
-    def load_optimizer_state(self, encoded: bytes) -> None:
-        """Apply an optimizer state. There is no default: a state must not be dropped silently."""
-        raise ConflictError(
-            f"{len(encoded)} bytes of optimizer state arrived, but nothing here can load them; "
-            "register hooks that override load_optimizer_state"
-        )
-
-    def set_learning_rate(self, learning_rate: float) -> None:
-        """Use this rate from the next step on."""
-
-    def set_counters(self, epoch: int, step: int) -> None:
-        """Continue after this step of this epoch."""
 
 
 class ElasticWorker:

@@ -21,6 +21,9 @@ from tensorforge.testing.clock import ManualClock
 
 Message = TypeVar("Message")
 
+MOST_TICKS = 1_000
+"""More deadlines than any span of time in a test can hold; a deadline that stands still is a bug."""
+
 
 @dataclass
 class Puppet:
@@ -192,7 +195,7 @@ class SimulatedCluster:
     def pass_time(self, seconds: float, *, beating: bool = True) -> None:
         """Let time pass, with a tick at every deadline of the machine; streams stay alive if `beating`."""
         end = self.clock() + seconds
-        while True:
+        for _ in range(MOST_TICKS):
             deadline = self.machine.next_deadline()
             beat = self.clock() + self.machine.timeouts.heartbeat
             moment = min(end, beat, end if deadline is None else max(deadline, self.clock()))
@@ -204,6 +207,7 @@ class SimulatedCluster:
             self.feed(inputs.Tick())
             if moment >= end:
                 return
+        raise AssertionError(f"the machine's deadline {self.machine.next_deadline()} does not move")
 
     def restart(self) -> None:
         """Kill the coordinator and start another one on its journal; all streams break."""

@@ -48,6 +48,9 @@ class TrainingLoop:
         self._log = log
         self._stopped = threading.Event()
         worker.fenced.append(lambda reason: self._write("fenced", reason=reason))
+        worker.rescaling_requested.append(
+            lambda event: self._write("told", generation=event.new_topology.epoch)
+        )
 
     def stop(self) -> None:
         """End the loop after the step in hand, without a word to the coordinator."""

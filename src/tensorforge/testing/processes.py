@@ -106,13 +106,18 @@ class LocalCluster:
         return int(self.address.rpartition(":")[2])
 
     def start_worker(
-        self, name: str, *, address: str | None = None, prefix: tuple[str, ...] = ()
+        self,
+        name: str,
+        *,
+        address: str | None = None,
+        prefix: tuple[str, ...] = (),
+        module: tuple[str, ...] = ("-m", "tensorforge.testing.loop"),
     ) -> WorkerProcess:
         """Start a worker; `prefix` goes before its command line (a network namespace, say)."""
         log = self.folder / f"{name}.jsonl"
         command = [
             *prefix,
-            *(sys.executable, "-m", "tensorforge.testing.loop"),
+            *(sys.executable, *module),
             *("--coordinator", address or self.address, "--id", name),
             *("--config", self._config(), "--log", str(log)),
         ]

@@ -205,7 +205,7 @@ def test_failures_that_hit_the_same_barrier_are_one_failure_in_a_row():
     for index in range(3):
         cluster.crash(cluster.puppets[f"w{index}"])
     assert phase(cluster) is Phase.RESCALING
-    assert cluster.machine.consecutive_failures == 1
+    assert cluster.machine.tolerance.consecutive_failures == 1
 
 
 # Joining
