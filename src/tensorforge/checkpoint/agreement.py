@@ -16,6 +16,7 @@ from tensorforge.checkpoint.coordinators import DistributedCoordinator
 from tensorforge.checkpoint.faults import classify
 from tensorforge.checkpoint.parallel import Guard
 from tensorforge.errors import CheckpointError, CheckpointErrorType, EncodingError
+from tensorforge.typed_json import decode_typed
 
 Report = TypeVar("Report")
 Decision = TypeVar("Decision")
@@ -102,9 +103,9 @@ class Round(Generic[Report, Decision]):
 
     def _open(self, packed: bytes, kind: Any, rank: int = -1) -> Any:
         try:
-            envelope = msgspec.json.decode(packed, type=_Envelope)
+            envelope = decode_typed(packed, _Envelope)
             if envelope.failure is None:
-                return msgspec.json.decode(envelope.content, type=kind)
+                return decode_typed(bytes(envelope.content), kind)
         except msgspec.DecodeError as error:
             raise EncodingError(f"a message between ranks makes no sense: {error}") from error
         failure = envelope.failure

@@ -197,7 +197,7 @@ def decode_manifest(document: bytes, key: str) -> CheckpointManifest:
     """Read a stored document; `CheckpointError` if it is damaged, makes no sense or is from the future."""
     body = _verified_body(document, key)
     try:
-        version = msgspec.json.decode(body, type=_AnyVersion).version
+        version = _version_decoder.decode(body).version
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise corrupted(f"{key} is not a checkpoint manifest: {error}", key) from error
     if not OLDEST_VERSION <= version <= VERSION:
@@ -207,7 +207,7 @@ def decode_manifest(document: bytes, key: str) -> CheckpointManifest:
             CheckpointErrorType.INCOMPATIBLE_VERSION,
         )
     try:
-        manifest = msgspec.json.decode(body, type=CheckpointManifest)
+        manifest = _decoder.decode(body)
         check_manifest(manifest)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, InvalidInputError) as error:
         raise corrupted(f"{key} is not a valid manifest: {error}", key) from error
@@ -218,6 +218,11 @@ def decode_manifest(document: bytes, key: str) -> CheckpointManifest:
 
 class _AnyVersion(msgspec.Struct):
     version: int
+
+
+# Made at import, by one thread: msgspec inspects a type when it is first decoded, and not safely.
+_version_decoder: msgspec.json.Decoder[_AnyVersion] = msgspec.json.Decoder(_AnyVersion)
+_decoder: msgspec.json.Decoder[CheckpointManifest] = msgspec.json.Decoder(CheckpointManifest)
 
 
 def _verified_body(document: bytes, key: str) -> memoryview:

@@ -36,6 +36,7 @@ from tensorforge.errors import (
     NotFoundError,
 )
 from tensorforge.storage.blobs import BlobStore
+from tensorforge.typed_json import decode_typed
 
 SAVING = ".saving.json"
 DELETING = ".deleting.json"
@@ -261,7 +262,7 @@ def _sweep_save(store: BlobStore, prefix: str, now: datetime, stored_at: datetim
 
 def _read_intent(store: BlobStore, key: str) -> Intent | None:
     try:
-        return msgspec.json.decode(store.read(key), type=Intent)
+        return decode_typed(store.read(key), Intent)
     except (NotFoundError, msgspec.DecodeError):
         return None
 

@@ -27,6 +27,7 @@ from tensorforge.checkpoint.targets import whole_tensor
 from tensorforge.checkpoint.trees import decode_tree
 from tensorforge.errors import InvalidInputError, NotFoundError
 from tensorforge.storage.blobs import BlobStore
+from tensorforge.typed_json import decode_typed
 
 _FOREVER = 1e9
 _INDEX = "model.safetensors.index.json"
@@ -136,7 +137,7 @@ def _import_huggingface(folder: Path) -> dict[str, torch.Tensor]:
             raise InvalidInputError(f"{folder} has neither {_INDEX}, {_SINGLE} nor .metadata")
         return _load_safetensors(folder / _SINGLE)
     try:
-        index = msgspec.json.decode((folder / _INDEX).read_bytes(), type=_Index)
+        index = decode_typed((folder / _INDEX).read_bytes(), _Index)
     except msgspec.DecodeError as error:
         raise InvalidInputError(f"{folder / _INDEX} is not a valid index: {error}") from error
     state: dict[str, torch.Tensor] = {}

@@ -12,6 +12,7 @@ gloo cannot be interrupted by its own means, so three rules hold here:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import threading
@@ -308,10 +309,10 @@ def _is_cut(fd: int, name: str) -> bool:
         copy = os.dup(fd)
     except OSError:
         return False
+    if not _is_named(copy, name):
+        return False
     with socket.socket(fileno=copy) as end:
         try:
-            if str(Path(f"/proc/self/fd/{copy}").readlink()) != name:
-                return False
             state = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
         except OSError:
             return False
@@ -324,13 +325,22 @@ def _shut_down(sockets: dict[int, str]) -> None:
             copy = os.dup(fd)
         except OSError:
             continue
-        with socket.socket(fileno=copy) as end:
-            try:
-                # Checked on the copy, which nobody else can close: the number may have been reused.
-                if str(Path(f"/proc/self/fd/{copy}").readlink()) == name:
-                    end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue
+        if not _is_named(copy, name):
+            continue
+        with socket.socket(fileno=copy) as end, contextlib.suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+
+
+def _is_named(copy: int, name: str) -> bool:
+    """Whether a duplicate is the socket of that name; otherwise it is closed.
+
+    Asked of the duplicate, which nobody else can close: the number it was made from may stand for
+    another socket, or for no socket at all, by now.
+    """
+    if str(Path(f"/proc/self/fd/{copy}").readlink()) == name:
+        return True
+    os.close(copy)
+    return False
 
 
 def _cause(error: BaseException) -> str:

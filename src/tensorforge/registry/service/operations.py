@@ -34,6 +34,7 @@ from tensorforge.registry.service.wire import Answer, ErrorAnswer, Nothing, Requ
 from tensorforge.registry.tokens import Scope
 from tensorforge.registry.versions import ModelVersion, require_version
 from tensorforge.security import TokenRecord
+from tensorforge.typed_json import convert_typed, decode_typed
 
 ALWAYS_POSSIBLE = (400, 401, 403, 429, 503)
 """What any operation may answer: bad input, no token, wrong scope, too many requests, no database."""
@@ -160,7 +161,7 @@ class Operation:
 def read_query(kind: type[Kind], parameters: Mapping[str, Any]) -> Kind:
     """Query parameters as a structure; a wrong or unknown one is an `InvalidInputError`."""
     try:
-        return msgspec.convert(dict(parameters), kind, strict=False)
+        return convert_typed(parameters, kind)
     except msgspec.ValidationError as error:
         raise InvalidInputError(f"query parameters: {error}") from error
 
@@ -168,7 +169,7 @@ def read_query(kind: type[Kind], parameters: Mapping[str, Any]) -> Kind:
 def read_body(kind: type[Kind], body: bytes) -> Kind:
     """A JSON body as a structure; a wrong one is an `InvalidInputError` that names the place."""
     try:
-        return msgspec.json.decode(body, type=kind)
+        return decode_typed(body, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidInputError(f"the body is not as expected: {error}") from error
 
