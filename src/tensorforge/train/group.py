@@ -145,7 +145,7 @@ class GenerationGroup:
         opened = {
             fd: name
             for fd, name in _sockets().items()
-            if before.get(fd) != name and not spared & _ports(fd)
+            if before.get(fd) != name and not spared & _ports(fd, name)
         }
         return backend, opened
 
@@ -275,11 +275,13 @@ def _bury(backend: Any, pending: list[Any]) -> None:
     del backend
 
 
-def _ports(fd: int) -> set[int]:
+def _ports(fd: int, name: str) -> set[int]:
     """The ports at both ends of a TCP socket."""
     try:
         copy = os.dup(fd)
     except OSError:
+        return set()
+    if not _is_named(copy, name):
         return set()
     with socket.socket(fileno=copy) as end:
         found = set()
