@@ -241,7 +241,7 @@ def bench_save(
     state: State, folder: Path, repeats: int, *, full: bool
 ) -> tuple[dict[str, float], float]:
     """Rates, the limit's among them, and ours ÷ the limit."""
-    limits = {f"limit, {t} × {m} MB": (t, m) for t, m in WRITE_LIMITS}
+    limits = {f"limit, {t} x {m} MB": (t, m) for t, m in WRITE_LIMITS}
     candidates = savers(state)
 
     def measure(name: str) -> float:
@@ -312,7 +312,7 @@ def bench_load(state: State, folder: Path, repeats: int, *, cold: bool) -> dict[
             "DCP in place": dcp_load,
         }
         shard = next((place / "ours").rglob("*.safetensors"))
-        limits = {f"limit, {t} × {m} MB": (t, m) for t, m in READ_LIMITS} if cold else {}
+        limits = {f"limit, {t} x {m} MB": (t, m) for t, m in READ_LIMITS} if cold else {}
         seconds = defaultdict(list)
         for _ in range(repeats):
             for name in random.sample([*candidates, *limits], len(candidates) + len(limits)):
