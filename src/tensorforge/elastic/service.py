@@ -187,6 +187,15 @@ class Service:
             if done is not None and not done.done():
                 done.set_result(None)
         self._set_timer()
+        await self._compact_if_due()
+
+    async def _compact_if_due(self) -> None:
+        # Everybody has been told by now, so nobody waits for it.
+        if self._journal.is_compaction_due:
+            try:
+                await asyncio.to_thread(self._journal.compact)
+            except UnavailableError as error:
+                log.warning("the journal could not be compacted: %s", error)
 
     async def _carry_out(self, instructions: list[Instruction]) -> None:
         entries = [i.entry for i in instructions if isinstance(i, Record)]
