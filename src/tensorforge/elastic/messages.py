@@ -42,12 +42,16 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
-    """Opens a stream. `generation` is the one this worker believes to be a member of."""
+    """Opens a stream. `generation` is the one this worker believes to be a member of.
+
+    `previous` is the incarnation that this process had when it was last a member; it trains no more as that.
+    """
 
     protocol: int
     worker: WorkerId
     incarnation: Name
     generation: int | None = None
+    previous: Name | None = None
     local_world_size: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
     attributes: Attributes = msgspec.field(default_factory=dict)
 
