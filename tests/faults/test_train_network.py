@@ -56,6 +56,13 @@ def observed(running):
         yield look
 
 
+def trains(view, *names):
+    """Whether exactly these are members and have committed a step together."""
+    members = {worker.id for worker in view.workers if worker.rank >= 0}
+    rescale = view.rescales[-1]
+    return view.phase == "active" and members == set(names) and rescale.first_commit_ms is not None
+
+
 def stop_and_check(running, alone, *names):
     """End the run after a step; everybody has what an undisturbed run has after that step."""
     os.kill(running.workers[names[0]].pid, signal.SIGUSR2)
@@ -185,4 +192,5 @@ def test_nobody_takes_over_while_all_members_train_out_of_the_coordinators_sight
         assert not commits(running, "n"), "a newcomer starts no second group"
         distant_host.plug()
         running.wait_until(lambda: newest(running, "n") > unseen_since + 100, "n joined them")
+        running.wait_until(lambda: trains(look(), "a", "b", "n"), "all three train")
         stop_and_check(running, alone, "a", "b", "n")

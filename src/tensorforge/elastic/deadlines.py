@@ -74,8 +74,7 @@ class Deadlines:
         count, least = len(state.roster.members), state.config.min_workers
         limit = round(state.timeouts.pause * 1000)
         why = f"{count} workers for {limit} ms, at least {least} are needed (rescale_timeout_ms)"
-        everybody = (*state.staying(), *state.next_in_line())
-        unseen = state.continuity.blocked_by(p.seat for p in everybody)
+        unseen = self._generations.unseen_group()
         if unseen is not None:
             why = (
                 f"nobody of generation {unseen} came back within {limit} ms (rescale_timeout_ms), and none of "

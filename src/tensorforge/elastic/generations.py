@@ -86,10 +86,14 @@ class Generations:
 
     def _can_end_pause(self) -> bool:
         state = self._state
-        everybody = [*state.staying(), *state.next_in_line()]
-        if len(everybody) < state.config.min_workers:
-            return False
-        return state.continuity.blocked_by(p.seat for p in everybody) is None
+        enough = len(state.staying()) + len(state.next_in_line()) >= state.config.min_workers
+        return enough and self.unseen_group() is None
+
+    def unseen_group(self) -> int | None:
+        """The generation that may train on beside those who are here, and so keeps them from going on."""
+        state = self._state
+        everybody = (*state.staying(), *state.next_in_line())
+        return state.continuity.blocked_by(p.seat for p in everybody)
 
     def _take_in(self, now: float) -> None:
         names = list(self._state.roster.waiting)
@@ -109,7 +113,7 @@ class Generations:
         state, roster = self._state, self._state.roster
         old, old_generation = roster.members, state.generation
         staying, newcomers = state.staying(), state.next_in_line()
-        blocked_by = state.continuity.blocked_by(p.seat for p in (*staying, *newcomers))
+        blocked_by = self.unseen_group()
         if blocked_by is not None:
             newcomers = []
             reason += f"; generation {blocked_by} may still be training where we cannot see it"
@@ -180,6 +184,8 @@ class Generations:
         state = self._state
         if len(state.barrier.answers) < len(state.roster.members):
             return
+        if state.phase is Phase.PAUSED and self.unseen_group() is not None:
+            return  # it may be the leavers that train on, and only they can say that they have stopped
         for participant in state.roster.leavers():
             self._departures.release(participant)
         if state.phase is Phase.PAUSED:

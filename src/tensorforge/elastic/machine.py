@@ -124,11 +124,12 @@ class Machine:
 
     def _ready(self, who: Participant, message: messages.Ready, _now: float) -> None:
         state = self.state
-        if state.ignores(who, message.generation) or not state.roster.is_member(who.id):
+        if state.ignores(who, message.generation):
             return
         if state.phase in (Phase.RESCALING, Phase.PAUSED):
-            state.barrier.answer(who.id, message)
             state.continuity.stands_at_barrier(who.seat, message.generation)
+            if state.roster.is_member(who.id):
+                state.barrier.answer(who.id, message)
 
     def _formed(self, who: Participant, message: messages.Formed, _now: float) -> None:
         state = self.state

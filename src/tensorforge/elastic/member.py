@@ -332,8 +332,14 @@ class ClusterMember:
             self._say_goodbye(messages.Leave, reason)
 
     def wait_for_release(self, timeout: float | None = None) -> bool:
-        """Wait until the others need this worker no more; `False` if that did not come in time."""
+        """Wait until the others need this worker no more; `False` if that did not come in time.
+
+        Call it when training has stopped here: the coordinator is told that, too.
+        """
         with self._changed:
+            announced = self._state.announced
+            if announced is not None and self.worker_id not in announced:
+                self.ready(announced.epoch, committed_step=self._state.committed_step)
             return self._changed.wait_for(lambda: self._state.is_over, timeout)
 
     def finish(self, reason: str = "") -> None:

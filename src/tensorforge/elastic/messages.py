@@ -78,7 +78,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat", tag_field="
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready", tag_field="kind"):
-    """This worker has stopped and stands at the rescale barrier."""
+    """This worker has stopped and stands at the rescale barrier; one that leaves says so, too."""
 
     incarnation: Name
     generation: Count

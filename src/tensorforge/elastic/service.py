@@ -99,6 +99,7 @@ class Service:
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
         self._server: Any = None
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.heartbeats = 0
@@ -248,14 +249,20 @@ class Service:
             self._on_note(note)
 
     def _set_timer(self) -> None:
+        deadline = self._machine.next_deadline()
+        if deadline == self._timer_at:
+            return  # so it is after almost every heartbeat
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        deadline = self._machine.next_deadline()
+        self._timer_at = deadline
         if deadline is not None:
             delay = max(0.0, deadline - self._clock())
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(delay, self._submit, inputs.Tick())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._timer_at = None
+        self._submit(inputs.Tick())
 
     async def _renew(self) -> None:
         while True:

@@ -161,3 +161,26 @@ def test_a_group_that_never_comes_back_ends_the_run_with_advice():
     assert ended.outcome == "aborted"
     assert "nobody of generation 1 came back within 30000 ms" in ended.reason
     assert "--again" in ended.reason
+
+
+def test_the_last_member_that_leaves_says_when_it_has_stopped_and_a_standby_goes_on():
+    cluster = running("a", max_workers=1)
+    cluster.join("standby")
+    leaver = cluster.puppets["a"]
+    cluster.say(leaver, messages.Leave, reason="preempted")
+    assert phase(cluster) is Phase.PAUSED, "it has a step in hand"
+    assert leaver.last(messages.Released) is None
+    cluster.answer(leaver, committed_step=8)
+    assert members(cluster) == ["standby"]
+    cluster.settle(step=9)
+    assert phase(cluster) is Phase.ACTIVE
+    assert leaver.last(messages.Released)
+
+
+def test_the_last_member_that_leaves_is_released_when_nobody_takes_over():
+    cluster = running("a")
+    leaver = cluster.puppets["a"]
+    cluster.say(leaver, messages.Leave)
+    cluster.answer(leaver)
+    assert leaver.last(messages.Released)
+    assert phase(cluster) is Phase.PAUSED
