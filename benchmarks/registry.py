@@ -161,7 +161,9 @@ def compare(folder: Path, venv: Path | None, rounds: int) -> None:
 
 def report(rates: Rates, peers: list[str], title: str) -> None:
     middle = {key: statistics.median(one.per_second for one in all_) for key, all_ in rates.items()}
-    share = {key: statistics.median(one.client_share for one in all_) for key, all_ in rates.items()}
+    share = {
+        key: statistics.median(one.client_share for one in all_) for key, all_ in rates.items()
+    }
     limit = middle[(LIMIT, "ours")]
     print(f"\noperations per second over HTTP, {title} (median of rounds)")
     print(f"{'':18}" + "".join(f"{name:>18}" for name in peers) + "   ratio  of limit  client  aim")

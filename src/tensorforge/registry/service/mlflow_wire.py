@@ -8,10 +8,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from tensorforge.errors import InvalidInputError
+from tensorforge.errors import AlreadyExistsError, InvalidInputError
 from tensorforge.registry.lifecycle import DeploymentState
 from tensorforge.registry.models import Lineage, ModelMetadata, RegisteredModel
+from tensorforge.registry.service.wire import ErrorAnswer
 from tensorforge.registry.versions import ModelVersion, require_version
+
+PREFIX = "/api/2.0/mlflow/"
 
 VERSION_TAG = "tensorforge.version"
 STATE_TAG = "tensorforge.state"
@@ -27,6 +30,20 @@ STAGES = {
 
 _BY_STATE = {state: stage for stage, states in STAGES.items() for state in states}
 _BY_LOWER = {stage.lower(): stage for stage in STAGES}
+
+
+_ERROR_CODES = {
+    400: "INVALID_PARAMETER_VALUE",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "RESOURCE_DOES_NOT_EXIST",
+    409: "RESOURCE_CONFLICT",
+    412: "ABORTED",
+    413: "INVALID_PARAMETER_VALUE",
+    415: "INVALID_PARAMETER_VALUE",
+    429: "REQUEST_LIMIT_EXCEEDED",
+    503: "TEMPORARILY_UNAVAILABLE",
+}
 
 
 class MlflowRequest(msgspec.Struct, kw_only=True):
@@ -196,6 +213,14 @@ def new_version(body: CreateVersion) -> tuple[ModelMetadata, ModelVersion | None
         lineage=Lineage(run_id=body.run_id or "", run_link=body.run_link or ""),
     )
     return metadata, wanted
+
+
+def error_body(status: int, error: Exception, answer: ErrorAnswer) -> dict[str, Any]:
+    """An error in MLflow's words."""
+    code = _ERROR_CODES.get(status, "INTERNAL_ERROR")
+    if isinstance(error, AlreadyExistsError):
+        code = "RESOURCE_ALREADY_EXISTS"
+    return {"error_code": code, "message": answer.message}
 
 
 def version_body(metadata: ModelMetadata) -> dict[str, Any]:
