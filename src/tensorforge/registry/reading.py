@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
@@ -66,6 +68,9 @@ class RegistryReader:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        # SQLite's driver gives the interpreter away at every row. Threads that fetch many rows at the same
+        # time would hand it back and forth, and finish later than one after the other.
+        self._turn = threading.Lock() if database.is_sqlite else contextlib.nullcontext()
 
     def get(self, model_id: str, version: ModelVersion) -> ModelMetadata | None:
         """A version, or `None` if there is no such model or version."""
@@ -210,8 +215,30 @@ class RegistryReader:
         versions: VersionRange | None = None,
     ) -> Page[ModelMetadata]:
         """A page of the versions that match; the newest first unless ordered otherwise."""
+        rows = self.search_version_rows(
+            filter_text,
+            order_by=order_by,
+            limit=limit,
+            token=token,
+            model_id=model_id,
+            versions=versions,
+        )
+        return Page(tuple(to_metadata(row) for row in rows.items), rows.next_token)
+
+    def search_version_rows(
+        self,
+        filter_text: str = "",
+        *,
+        order_by: Sequence[str] = (),
+        limit: int = 100,
+        token: str | None = None,
+        model_id: str | None = None,
+        versions: VersionRange | None = None,
+        columns: frozenset[str] | None = None,
+    ) -> Page[Row]:
+        """The same as rows of `VERSION_QUERY`, or some of their columns, to make something else of."""
         low, high = (None, None) if versions is None else (versions.low, versions.high)
-        with self._database.read() as connection:
+        with self._turn, self._database.read() as connection:
             key = None
             if model_id is not None:
                 check_text("model_id", model_id)
@@ -224,8 +251,9 @@ class RegistryReader:
                 limit=limit,
                 token=token,
                 within=Within(model_key=key, low=low, high=high),
+                columns=columns,
             )
-        return Page(tuple(to_metadata(row) for row in rows), following)
+        return Page(tuple(rows), following)
 
     def search_models(
         self,
@@ -236,7 +264,7 @@ class RegistryReader:
         token: str | None = None,
     ) -> Page[RegisteredModel]:
         """A page of the models that match; by name unless ordered otherwise."""
-        with self._database.read() as connection:
+        with self._turn, self._database.read() as connection:
             rows, following = find_page(
                 connection,
                 MODEL_SEARCH,

@@ -182,7 +182,7 @@ def to_metadata(row: Row) -> ModelMetadata:
         checksum=row["checksum"],
         registered_at=from_micros(row["registered_us"]),
         state=_STATES[row["state"]],
-        tags=_split_tags(row["tags"]),
+        tags=split_tags(row["tags"]),
         source=row["source"],
         description=row["description"],
         lineage=_lineage(row["run_id"], row["step"], row["checkpoint_id"], row["run_link"]),
@@ -190,7 +190,7 @@ def to_metadata(row: Row) -> ModelMetadata:
         updated_at=from_micros(row["updated_us"]),
         number=row["number"],
         revision=row["revision"],
-        aliases=tuple(sorted(row["aliases"].split(","))) if row["aliases"] else (),
+        aliases=split_aliases(row["aliases"]),
     )
 
 
@@ -216,7 +216,7 @@ def to_model(connection: sa.Connection, row: Row) -> RegisteredModel:
         description=row["description"],
         created_at=from_micros(row["created_us"]),
         updated_at=from_micros(row["updated_us"]),
-        tags=_split_tags(row["tags"]),
+        tags=split_tags(row["tags"]),
         aliases={alias["alias"]: version_of(alias) for alias in aliases},
         sla=to_sla(row),
         production=_production(connection, row),
@@ -237,12 +237,18 @@ def to_sla(row: Row) -> Sla | None:
     return Sla(max_latency_ms=row["sla_max_latency_ms"], min_accuracy=row["sla_min_accuracy"])
 
 
-def _split_tags(joined: str | None) -> dict[str, str]:
+def split_tags(joined: str | None) -> dict[str, str]:
+    """The tags in a row."""
     if not joined:
         return {}
     pairs = [pair.split(_AFTER_KEY, 1) for pair in joined.split(_BETWEEN_TAGS)]
     pairs.sort()
     return dict(pairs)
+
+
+def split_aliases(joined: str | None) -> tuple[str, ...]:
+    """The aliases in a version's row."""
+    return tuple(sorted(joined.split(","))) if joined else ()
 
 
 _TENSORS_OF_VERSION = Prepared(

@@ -114,8 +114,9 @@ def find_page(
     limit: int = 100,
     token: str | None = None,
     within: Within | None = None,
+    columns: frozenset[str] | None = None,
 ) -> tuple[Sequence[Row], str | None]:
-    """One page of rows and the token of the next."""
+    """One page of rows and the token of the next; `columns` names those that are needed, if not all are."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
         raise InvalidInputError(f"a page must hold between 1 and {MAX_PAGE} results, not {limit}")
     check_text("filter", filter_text)
@@ -135,6 +136,7 @@ def find_page(
         orderings=orderings,
         follows=bool(token),
         bounds=tuple(name for name in _BOUNDS if getattr(place, name) is not None),
+        columns=columns,
     )
     rows = _prepare(kind.tags.name, shape).all(connection, values)
     if len(rows) <= limit:
@@ -155,6 +157,7 @@ class _Shape:
     orderings: tuple[Ordering, ...]
     follows: bool
     bounds: tuple[str, ...]
+    columns: frozenset[str] | None
 
 
 def _arity(comparison: Comparison) -> int:
@@ -165,6 +168,10 @@ def _arity(comparison: Comparison) -> int:
 def _prepare(tags: str, shape: _Shape) -> Prepared:
     kind = VERSION_SEARCH if tags == VERSION_TAGS.name else MODEL_SEARCH
     order, query = _order(kind, shape.orderings), kind.query
+    if shape.columns is not None:
+        needed = shape.columns | {column.name for column, _ in order}
+        chosen = [column for column in query.selected_columns if column.name in needed]
+        query = query.with_only_columns(*chosen, maintain_column_froms=True)
     for number, comparison in enumerate(shape.comparisons):
         if comparison.tag is not None and comparison.operator == "=":
             query, owner = _join_tag(query, kind, number)

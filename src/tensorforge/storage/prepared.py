@@ -77,7 +77,7 @@ class Prepared:
         try:
             cursor.execute(compiled.text, compiled.arguments(parameters))
             names = [column[0] for column in cursor.description]
-            return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+            return [dict(zip(names, row, strict=False)) for row in cursor.fetchall()]
         finally:
             cursor.close()
 

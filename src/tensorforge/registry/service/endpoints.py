@@ -16,6 +16,7 @@ from tensorforge.registry.service.failures import (
     json_response,
 )
 from tensorforge.registry.service.operations import (
+    Call,
     Operation,
     Reply,
     digest_of,
@@ -71,7 +72,11 @@ async def _perform(service: Service, operation: Operation, request: Request) -> 
     body = None if operation.body is None else read_body(operation.body, content)
     digest = digest_of(request.method, request.url.path, content) if operation.idempotent else ""
     call = service.call(request, principal, query=query, body=body, digest=digest)
-    reply: Reply = await service.run(operation.run, call, quick=operation.quick)
+    return await service.run(_answer, operation, call, quick=operation.quick)
+
+
+def _answer(operation: Operation, call: Call) -> Response:
+    reply: Reply = operation.run(call)
     headers = {} if reply.etag is None else {"ETag": f'"{reply.etag}"'}
     if reply.body is None:
         return Response(status_code=reply.status, headers=headers)

@@ -35,6 +35,7 @@ from tensorforge.registry.service.endpoints import (
 from tensorforge.registry.service.failures import json_response
 from tensorforge.registry.service.mlflow_wire import (
     PREFIX,
+    SHOWN_COLUMNS,
     STAGES,
     Aliased,
     CreateModel,
@@ -57,6 +58,7 @@ from tensorforge.registry.service.mlflow_wire import (
     new_version,
     plain_tags,
     refuse_reserved,
+    row_body,
     stage_of,
     version_body,
 )
@@ -245,10 +247,9 @@ def delete_version(call: Call) -> Json:
 def search_versions(call: Call) -> Json:
     """`model-versions/search`."""
     body: Search = call.body
-    page = call.registry.search_versions(
-        body.filter, **body.options(default=_DEFAULT_VERSIONS, most=_DEFAULT_VERSIONS)
-    )
-    return _page("model_versions", [version_body(each) for each in page.items], page.next_token)
+    options = body.options(default=_DEFAULT_VERSIONS, most=_DEFAULT_VERSIONS)
+    page = call.registry.search_version_rows(body.filter, columns=SHOWN_COLUMNS, **options)
+    return _page("model_versions", [row_body(row) for row in page.items], page.next_token)
 
 
 def set_version_tag(call: Call) -> Json:
@@ -393,6 +394,9 @@ def endpoints(service: Service) -> Endpoints:
 
 
 def _endpoint(service: Service, operation: MlflowOperation) -> Endpoint:
+    def answer(call: Call) -> Response:
+        return json_response(200, operation.run(call))
+
     async def perform(request: HttpRequest) -> Response:
         principal = request.scope["tensorforge.principal"]
         require_scope(operation.scope, principal)
@@ -401,8 +405,7 @@ def _endpoint(service: Service, operation: MlflowOperation) -> Endpoint:
         else:
             body = read_body(operation.body, await read_limited(request, service.limits))
         call = service.call(request, principal, body=body)
-        answer = await service.run(operation.run, call, quick=operation.run in _QUICK)
-        return json_response(200, answer)
+        return await service.run(answer, call, quick=operation.run in _QUICK)
 
     return counted(service, operation.name, perform)
 
