@@ -27,13 +27,13 @@ from tensorforge.train.agreement import agree
 from tensorforge.train.checkpoints import Checkpointer, CheckpointPlan
 from tensorforge.train.config import RunConfig
 from tensorforge.train.evaluation import Evaluation
-from tensorforge.train.gradients import StepGradients, step_facts
+from tensorforge.train.gradients import EntryReady, StepGradients, step_facts
 from tensorforge.train.group import GenerationGroup, GroupAbortedError
 from tensorforge.train.layout import Layout
 from tensorforge.train.loading import dataset_size, fetch
 from tensorforge.train.membership import FixedMembership, Membership, Progress, RunEnd
 from tensorforge.train.progress import Prepared, Stateful, TrainingState
-from tensorforge.train.reduction import TreeReduction
+from tensorforge.train.reduction import Exchange, TreeReduction
 from tensorforge.train.runlog import RunLog
 from tensorforge.train.session import FormationTimes, Position, Session, Standing
 from tensorforge.train.signals import SignalHandlers
@@ -94,6 +94,7 @@ class Run:
         self._layout = Layout(model)
         self._tree = ShardTree(config.shards)
         self._reduction = TreeReduction(self._layout, self._tree)
+        self._exchange: Exchange | None = None
         self._attempt: _Attempt | None = None
         self._prepared: Prepared | None = None
         self._shares: tuple[Share, ...] = ()
@@ -137,6 +138,7 @@ class Run:
         """Leave the cluster. Doing it again changes nothing."""
         if self._is_open:
             self._is_open = False
+            self._abandon_exchange()
             self._session.close()
             self._signals.remove()
         if self._checkpointer is not None:
@@ -350,9 +352,28 @@ class Run:
             gradients=self._attempt.gradients,
         )
 
+    def begin_exchange(self, step: Step) -> EntryReady | None:
+        """Send sums while the last backward pass goes on, if it pays."""
+        group = self._session.group
+        if group is None or not self._reduction.overlaps or self._session.interrupted:
+            return None
+        parts = step.gradients.planned_parts()
+        self._exchange = self._reduction.begin(group, self._nodes(), parts, early=True)
+        return self._exchange.entry_ready
+
+    def _abandon_exchange(self) -> None:
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            exchange.abandon()
+
+    def _nodes(self) -> list[tuple[Node, ...]]:
+        """What each member holds once its part of the step is computed."""
+        return [share.nodes(self._tree) for share in self._shares]
+
     def commit(self, step: Step) -> bool:
         """Reduce, vote and apply. What `Step.commit` calls."""
         if self._session.interrupted:
+            self._abandon_exchange()
             return False
         try:
             prepared = self._prepared = self._prepare(step)
@@ -372,12 +393,17 @@ class Run:
 
     def _prepare(self, step: Step) -> Prepared:
         """The complete gradient of the step."""
-        nodes = [share.nodes(self._tree) for share in self._shares]
+        nodes = self._nodes()
         mine = step.gradients.parts(nodes[self._session.rank])
         names = ("loss", *self.config.metrics)
         facts = step_facts(mine, len(self._layout.parameters), self.config.shards, len(names))
         group = self._session.group
-        total = self._reduction.reduce(group, nodes, mine)
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            total = exchange.finish()
+        else:
+            sums = {n: c.values for n, c in zip(nodes[self._session.rank], mine, strict=True)}
+            total = self._reduction.reduce(group, nodes, sums)
         if group is not None:
             group.all_reduce(facts)
         count = len(self._layout.parameters)
