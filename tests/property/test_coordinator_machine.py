@@ -17,8 +17,8 @@ from hypothesis.stateful import (
 )
 
 from tensorforge.elastic import ElasticTrainingConfig, inputs, messages, records
+from tensorforge.elastic.cluster_state import Phase
 from tensorforge.elastic.instructions import Record, Send
-from tensorforge.elastic.machine import Phase
 from tensorforge.errors import ConfigurationError
 from tensorforge.testing.control import SimulatedCluster
 
@@ -58,8 +58,8 @@ class CoordinatorModel(RuleBasedStateMachine):
     # Every event passes here
 
     def checked_feed(self, event):
-        before = self.cluster.machine.generation
-        old_members = self.cluster.machine.roster.members
+        before = self.cluster.machine.state.generation
+        old_members = self.cluster.machine.state.roster.members
         instructions = self.feed(event)
         self.check_journal_first(instructions)
         for instruction in instructions:
@@ -93,7 +93,7 @@ class CoordinatorModel(RuleBasedStateMachine):
             for rank, worker in enumerate(old_members):
                 if worker in members and worker.id not in fresh:
                     assert members[rank] == worker, "replacements leave the others' ranks alone"
-        limit = self.cluster.machine.limit
+        limit = self.cluster.machine.state.limit
         assert limit is None or len(members) <= limit or not fresh
         assert entry.paused == (len(members) < self.cluster.config.min_workers)
         assert entry.reason
@@ -142,12 +142,12 @@ class CoordinatorModel(RuleBasedStateMachine):
     @rule(choice=PICK)
     def wake(self, choice):
         zombie = self.zombies.pop(choice % len(self.zombies))
-        generation = self.cluster.machine.generation
-        present = self.cluster.machine.roster.by_connection(zombie.connection) is not None
+        generation = self.cluster.machine.state.generation
+        present = self.cluster.machine.state.roster.by_connection(zombie.connection) is not None
         self.cluster.say(zombie, messages.Ready, committed_step=99)
         self.cluster.say(zombie, messages.Suspect, reason="x")
         if not present:
-            assert self.cluster.machine.generation == generation, "a zombie decides nothing"
+            assert self.cluster.machine.state.generation == generation, "a zombie decides nothing"
         self.cluster.crash(zombie)
 
     @rule(choice=PICK)
@@ -195,10 +195,10 @@ class CoordinatorModel(RuleBasedStateMachine):
     def deliver_late(self, choice, twice):
         connection, message = self.late.pop(choice % len(self.late))
         for _ in range(1 + twice):
-            generation = self.cluster.machine.generation
+            generation = self.cluster.machine.state.generation
             is_old = message.generation < generation and not isinstance(message, messages.Leave)
             self.cluster.feed(inputs.Received(connection, message))
-            assert not is_old or self.cluster.machine.generation == generation
+            assert not is_old or self.cluster.machine.state.generation == generation
 
     @rule(choice=PICK)
     def suspect(self, choice):
@@ -230,12 +230,16 @@ class CoordinatorModel(RuleBasedStateMachine):
     @rule()
     def restart(self):
         machine = self.cluster.machine
-        before = (machine.generation, machine.roster.members, machine.desired_workers)
+        before = (
+            machine.state.generation,
+            machine.state.roster.members,
+            machine.state.desired_workers,
+        )
         self.cluster.restart()
         machine = self.cluster.machine
-        if self.cluster.machine.ended is None:
-            assert (machine.generation, machine.roster.members) == before[:2]
-            assert machine.desired_workers == before[2]
+        if self.cluster.machine.state.ended is None:
+            assert (machine.state.generation, machine.state.roster.members) == before[:2]
+            assert machine.state.desired_workers == before[2]
         for puppet in list(self.cluster.puppets.values()):
             self.cluster.reconnect(puppet)
 
@@ -262,11 +266,11 @@ class CoordinatorModel(RuleBasedStateMachine):
                 cluster.join(name)
         for _ in range(12):
             self.settle()
-            if cluster.machine.phase in (Phase.ENDED, Phase.ACTIVE):
+            if cluster.machine.state.phase in (Phase.ENDED, Phase.ACTIVE):
                 break
-            cluster.pass_time(cluster.machine.timeouts.barrier)
-        assert cluster.machine.phase in (Phase.ENDED, Phase.ACTIVE)
-        assert cluster.machine.ended is None or cluster.machine.ended.reason
+            cluster.pass_time(cluster.machine.state.timeouts.barrier)
+        assert cluster.machine.state.phase in (Phase.ENDED, Phase.ACTIVE)
+        assert cluster.machine.state.ended is None or cluster.machine.state.ended.reason
 
 
 class TestCoordinatorModel(CoordinatorModel.TestCase):

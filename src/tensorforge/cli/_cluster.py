@@ -1,11 +1,14 @@
-"""What the commands that talk to a coordinator have in common: address, token, TLS, tables."""
+"""What the commands that talk to a coordinator have in common: address, token, TLS, how they answer."""
 
 from __future__ import annotations
 
+import functools
 import getpass
+import inspect
 import socket
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_type_hints
 
 import msgspec
 import typer
@@ -53,12 +56,12 @@ def tls_options(ca: Path | None, cert: Path | None, key: Path | None) -> TlsOpti
 
 
 def connect(
-    address: str,
-    token: str | None,
-    token_file: Path | None,
-    ca: Path | None,
-    cert: Path | None,
-    key: Path | None,
+    coordinator: Address,
+    token: Token = None,
+    token_file: TokenFile = None,
+    ca: Ca = None,
+    cert: Cert = None,
+    key: Key = None,
 ) -> CoordinatorClient:
     """A client for the coordinator that the options name."""
     if token is not None and token_file is not None:
@@ -68,7 +71,30 @@ def connect(
             token = read_token(token_file)
         except OSError as error:
             raise InvalidInputError(f"cannot read {token_file}: {error.strerror}") from error
-    return CoordinatorClient(address, token=token, tls=tls_options(ca, cert, key))
+    return CoordinatorClient(coordinator, token=token, tls=tls_options(ca, cert, key))
+
+
+def with_client(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options of `connect`, and hand it the client in place of its first parameter."""
+    shared = inspect.signature(connect).parameters
+    own = list(inspect.signature(command).parameters.values())[1:]
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        options = {name: given.pop(name) for name in shared}
+        with connect(**options) as client:
+            command(client, **given)
+
+    hints = {
+        **get_type_hints(connect, include_extras=True),
+        **get_type_hints(command, include_extras=True),
+    }
+    parameters = [
+        p.replace(kind=p.KEYWORD_ONLY, annotation=hints[p.name]) for p in (*own, *shared.values())
+    ]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what Typer reads
+    return run
 
 
 def operator() -> str:
@@ -79,3 +105,8 @@ def operator() -> str:
 def as_json(view: ClusterView) -> str:
     """The view as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(view), indent=2).decode()
+
+
+def member_count(view: ClusterView) -> int:
+    """How many workers the current generation has."""
+    return sum(1 for worker in view.workers if worker.rank >= 0)

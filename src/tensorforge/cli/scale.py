@@ -6,40 +6,21 @@ from typing import Annotated
 
 import typer
 
-from tensorforge.cli._cluster import (
-    Address,
-    AsJson,
-    Ca,
-    Cert,
-    Key,
-    Token,
-    TokenFile,
-    as_json,
-    connect,
-    operator,
-)
+from tensorforge.cli._cluster import AsJson, as_json, member_count, operator, with_client
+from tensorforge.elastic.client import CoordinatorClient
 
 app = typer.Typer(help="Have another number of workers.")
 
 
 @app.command()
+@with_client
 def scale(
+    client: CoordinatorClient,
     workers: Annotated[int, typer.Argument(help="How many.")],
-    coordinator: Address,
-    token: Token = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
     json_output: AsJson = False,
 ) -> None:
     """Set the wanted number: surplus workers retire after their step, launchers start what is missing."""
-    with connect(coordinator, token, token_file, ca, cert, key) as client:
-        view = client.scale(workers, by=operator())
-    if json_output:
-        typer.echo(as_json(view))
-        return
-    members = sum(1 for worker in view.workers if worker.rank >= 0)
-    typer.echo(
-        f"{workers} workers are wanted; {members} are members of generation {view.generation}"
-    )
+    view = client.scale(workers, by=operator())
+    members, generation = member_count(view), view.generation
+    text = f"{workers} workers are wanted; {members} are members of generation {generation}"
+    typer.echo(as_json(view) if json_output else text)

@@ -11,17 +11,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from tensorforge.cli._cluster import (
-    Address,
-    AsJson,
-    Ca,
-    Cert,
-    Key,
-    Token,
-    TokenFile,
-    as_json,
-    connect,
-)
+from tensorforge.cli._cluster import AsJson, as_json, member_count, with_client
+from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.elastic.records import RescaleRecord
 from tensorforge.elastic.view import ClusterView
 
@@ -31,32 +22,27 @@ _SHOWN = 8
 
 
 @app.command()
+@with_client
 def status(
-    coordinator: Address,
+    client: CoordinatorClient,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow until interrupted.")] = False,
-    token: Token = None,
-    token_file: TokenFile = None,
-    ca: Ca = None,
-    cert: Cert = None,
-    key: Key = None,
     json_output: AsJson = False,
 ) -> None:
     """Show the cluster. With --watch and --json: one line of JSON for every change."""
     console = Console()
-    with connect(coordinator, token, token_file, ca, cert, key) as client:
-        if not watch:
-            view = client.status()
-            if json_output:
-                typer.echo(as_json(view))
-            else:
-                console.print(render(view))
-        elif json_output:
-            for view in client.watch():
-                typer.echo(msgspec.json.encode(view).decode())
+    if not watch:
+        view = client.status()
+        if json_output:
+            typer.echo(as_json(view))
         else:
-            with Live(console=console, auto_refresh=False) as live:
-                for view in client.watch():
-                    live.update(render(view), refresh=True)
+            console.print(render(view))
+    elif json_output:
+        for view in client.watch():
+            typer.echo(msgspec.json.encode(view).decode())
+    else:
+        with Live(console=console, auto_refresh=False) as live:
+            for view in client.watch():
+                live.update(render(view), refresh=True)
 
 
 def render(view: ClusterView) -> RenderableType:
@@ -65,13 +51,12 @@ def render(view: ClusterView) -> RenderableType:
 
 
 def _summary(view: ClusterView) -> Text:
-    members = sum(1 for worker in view.workers if worker.rank >= 0)
     limits = f"{view.min_workers} to {view.max_workers or 'any number'}"
     wanted = "" if view.desired_workers is None else f", {view.desired_workers} wanted"
     state = view.state
     lines = [
         f"run {view.run_id}: {view.phase}, generation {view.generation}",
-        f"{members} workers ({limits}{wanted}), {len(view.waiting)} waiting",
+        f"{member_count(view)} workers ({limits}{wanted}), {len(view.waiting)} waiting",
         f"epoch {state.epoch}, step {state.step}, rate {state.learning_rate:g}, {state.samples} samples",
     ]
     if view.ended is not None:

@@ -3,12 +3,18 @@
 messages.py      what travels between worker and coordinator
 timeouts.py      the ladder of waits
 machine.py       the coordinator's decisions: pure, events in, instructions out
-  inputs.py  instructions.py  policy.py  roster.py  records.py  view.py
+  inputs.py  instructions.py       what goes in, what comes out
+  cluster_state.py                 what it knows, with roster.py, barrier.py, chronicle.py, tolerance.py
+  admission.py  departures.py      who is let in, who goes
+  generations.py  deadlines.py     what is decided, and when; policy.py has the rules
+records.py       what is remembered of it; view.py what is shown
 journal.py       the machine's memory and the lease to write it
 service.py       the gRPC shell around the machine
 coordinator.py   all of it as one object; metrics.py, access.py beside it
 connection.py    a worker's side of the stream
-worker.py        what training code talks to
+member.py        a process as a member: what it is told, what it answers
+  worker_state.py  inbox.py  outgoing.py
+worker.py        what training code talks to: a member with training state and data
 client.py        what operators and launchers talk to
 """
 

@@ -153,7 +153,7 @@ class ElasticCoordinator:
         finally:
             if self._metrics is not None:
                 await asyncio.to_thread(self._metrics.close)
-            self._outcome = machine.ended
+            self._outcome = machine.state.ended
             await service.stop()
             self._service = None  # gRPC's threads end with the last reference to its server
 

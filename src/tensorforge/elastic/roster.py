@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tensorforge.cluster.worker import WORKER_LIFECYCLE, WorkerId, WorkerStatus
-from tensorforge.elastic.messages import Progress, Ready
+from tensorforge.elastic.messages import Progress
 from tensorforge.elastic.records import Seat
 
 
@@ -27,7 +27,6 @@ class Participant:
     local_world_size: int = 1
     attributes: dict[str, str] = field(default_factory=dict)
     known_generation: int | None = None
-    answer: Ready | None = None
     progress: Progress | None = None
     leave_reason: str | None = None
     finished: bool = False

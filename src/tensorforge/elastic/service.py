@@ -22,9 +22,10 @@ import grpc
 import msgspec
 
 from tensorforge.elastic import access, commands, inputs, messages
+from tensorforge.elastic.cluster_state import Phase
 from tensorforge.elastic.instructions import Close, Instruction, Note, Record, Send
 from tensorforge.elastic.journal import Journal
-from tensorforge.elastic.machine import Machine, Phase
+from tensorforge.elastic.machine import Machine
 from tensorforge.elastic.records import Decided
 from tensorforge.elastic.view import ClusterView, view
 from tensorforge.errors import (
@@ -104,7 +105,7 @@ class Service:
 
     async def start(self, host: str, port: int, tls: access.TlsOptions | None) -> int:
         """Serve on the address and return the port."""
-        timeouts = self._machine.timeouts
+        timeouts = self._machine.state.timeouts
         self._server = grpc.aio.server(
             options=_server_options(timeouts.heartbeat, timeouts.ping_timeout)
         )
@@ -139,7 +140,7 @@ class Service:
 
     def view(self, history: int = 20) -> ClusterView:
         """The cluster at this moment."""
-        return view(self._machine, self._clock(), self._journal.run_id, history=history)
+        return view(self._machine.state, self._clock(), self._journal.run_id, history=history)
 
     async def perform(self, event: inputs.Input) -> None:
         """Feed an event and wait until what follows from it is durable and sent."""
@@ -203,7 +204,7 @@ class Service:
                 self._machine.handle(inputs.Announced(entry.generation), self._clock())
         if any(not isinstance(i, Send) for i in instructions):
             self._changed.set()
-        if self._machine.phase is Phase.ENDED and not self.over.done():
+        if self._machine.state.phase is Phase.ENDED and not self.over.done():
             self.over.set_result(None)
 
     async def _persist(self, entries: list[Any]) -> None:
@@ -262,7 +263,7 @@ class Service:
         # A stream stays open only while the pings below it are answered, so an open stream is a
         # sign of life, even when the worker's interpreter is too busy to send one.
         while True:
-            await asyncio.sleep(self._machine.timeouts.heartbeat)
+            await asyncio.sleep(self._machine.state.timeouts.heartbeat)
             alive = tuple(s.id for s in self._streams.values() if not s.is_closing)
             self._submit(inputs.Alive(alive))
 
@@ -365,8 +366,8 @@ class Service:
         return msgspec.json.encode(self.view())
 
     def _require_worker(self, worker_id: str) -> None:
-        if self._machine.roster.get(worker_id) is None:
-            known = ", ".join(sorted(p.id for p in self._machine.roster)) or "nobody"
+        if self._machine.state.roster.get(worker_id) is None:
+            known = ", ".join(sorted(p.id for p in self._machine.state.roster)) or "nobody"
             raise NotFoundError(f"no worker is called {worker_id!r}; known: {known}")
 
 

@@ -6,7 +6,7 @@ from datetime import datetime
 
 import msgspec
 
-from tensorforge.elastic.machine import Machine
+from tensorforge.elastic.cluster_state import ClusterState
 from tensorforge.elastic.messages import State
 from tensorforge.elastic.records import RescaleRecord, RunEnded
 from tensorforge.elastic.roster import Participant
@@ -51,30 +51,30 @@ class ClusterView(msgspec.Struct, kw_only=True):
     taken_at: datetime | None = None
 
 
-def view(machine: Machine, now: float, run_id: str, *, history: int = 20) -> ClusterView:
-    """The machine's state, with the last `history` rescales, newest last."""
-    ranks = {worker.id: rank for rank, worker in enumerate(machine.roster.members)}
-    everybody = [_worker(machine, p, ranks.get(p.id, -1), now) for p in machine.roster]
-    waiting = machine.roster.waiting
-    config = machine.config
+def view(state: ClusterState, now: float, run_id: str, *, history: int = 20) -> ClusterView:
+    """The cluster's state, with the last `history` rescales, newest last."""
+    ranks = {worker.id: rank for rank, worker in enumerate(state.roster.members)}
+    everybody = [_worker(state, p, ranks.get(p.id, -1), now) for p in state.roster]
+    waiting = state.roster.waiting
+    config = state.config
     return ClusterView(
         run_id=run_id,
-        phase=machine.phase.value,
-        generation=machine.generation,
-        formed_generation=machine.formed_generation,
+        phase=state.phase.value,
+        generation=state.generation,
+        formed_generation=state.formed_generation,
         workers=sorted((w for w in everybody if w.id not in waiting), key=_by_rank),
         waiting=[w for w in everybody if w.id in waiting],
-        desired_workers=machine.desired_workers,
+        desired_workers=state.desired_workers,
         min_workers=config.min_workers,
         max_workers=config.max_workers,
-        state=machine.progress,
-        losses=machine.tolerance.losses,
-        consecutive_failures=machine.tolerance.consecutive_failures,
-        stale_messages=machine.stale_messages,
-        refusals=machine.refusals,
-        rescales=machine.history[-history:] if history else [],
-        ended=machine.ended,
-        taken_at=machine.utc(now),
+        state=state.progress,
+        losses=state.tolerance.losses,
+        consecutive_failures=state.tolerance.consecutive_failures,
+        stale_messages=state.stale_messages,
+        refusals=state.refusals,
+        rescales=state.history[-history:] if history else [],
+        ended=state.ended,
+        taken_at=state.utc(now),
     )
 
 
@@ -82,16 +82,16 @@ def _by_rank(worker: WorkerView) -> tuple[bool, int]:
     return (worker.rank < 0, worker.rank)
 
 
-def _worker(machine: Machine, participant: Participant, rank: int, now: float) -> WorkerView:
+def _worker(state: ClusterState, participant: Participant, rank: int, now: float) -> WorkerView:
     progress = participant.progress
     return WorkerView(
         id=participant.id,
         address=f"{participant.worker.hostname}:{participant.worker.port}",
-        rank=-1 if participant.id in machine.roster.waiting else rank,
+        rank=-1 if participant.id in state.roster.waiting else rank,
         status=participant.status.value,
         is_connected=participant.connection is not None,
         incarnation=participant.incarnation,
-        joined_at=machine.utc(participant.joined_at),
+        joined_at=state.utc(participant.joined_at),
         last_seen_ms=round((now - participant.last_seen) * 1000, 1),
         committed_step=None if progress is None else progress.step,
         metrics={} if progress is None else progress.metrics,

@@ -122,7 +122,7 @@ class SimulatedCluster:
         puppet = Puppet(WorkerId(name, "host", 1), incarnation, next(self._connections))
         self._by_connection[puppet.connection] = puppet
         self.hello(puppet, generation)
-        if self.machine.roster.by_connection(puppet.connection) is not None:
+        if self.machine.state.roster.by_connection(puppet.connection) is not None:
             self.puppets[name] = puppet
         return puppet
 
@@ -169,7 +169,7 @@ class SimulatedCluster:
 
     def members(self) -> list[Puppet]:
         """The puppets of the current members, in order of rank."""
-        names = [worker.id for worker in self.machine.roster.members]
+        names = [worker.id for worker in self.machine.state.roster.members]
         return [self.puppets[name] for name in names if name in self.puppets]
 
     def answer_all(self) -> None:
@@ -197,7 +197,7 @@ class SimulatedCluster:
         end = self.clock() + seconds
         for _ in range(MOST_TICKS):
             deadline = self.machine.next_deadline()
-            beat = self.clock() + self.machine.timeouts.heartbeat
+            beat = self.clock() + self.machine.state.timeouts.heartbeat
             moment = min(end, beat, end if deadline is None else max(deadline, self.clock()))
             while self.clock() < moment:  # a rounded difference may stop just short of it
                 self.clock.advance(max(moment - self.clock(), math.ulp(moment)))

@@ -3,8 +3,9 @@
 import pytest
 
 from tensorforge.elastic import ElasticTrainingConfig, inputs, messages, records
+from tensorforge.elastic.cluster_state import Phase
 from tensorforge.elastic.instructions import Record, Send
-from tensorforge.elastic.machine import Machine, Phase
+from tensorforge.elastic.machine import Machine
 from tensorforge.elastic.timeouts import RECONNECT_MOST
 from tensorforge.errors import ConfigurationError
 from tensorforge.testing.control import SimulatedCluster
@@ -30,20 +31,20 @@ def running(workers=3, **options):
         cluster.join(f"w{index}")
     cluster.pass_time(STABILITY)
     cluster.settle(step=0)
-    assert cluster.machine.phase is Phase.ACTIVE
+    assert cluster.machine.state.phase is Phase.ACTIVE
     return cluster
 
 
 def names(cluster):
-    return [worker.id for worker in cluster.machine.roster.members]
+    return [worker.id for worker in cluster.machine.state.roster.members]
 
 
 def phase(cluster):
-    return cluster.machine.phase
+    return cluster.machine.state.phase
 
 
 def last_reason(cluster):
-    return cluster.machine.history[-1].reason
+    return cluster.machine.state.history[-1].reason
 
 
 # Starting
@@ -59,7 +60,7 @@ def test_the_first_generation_waits_for_quiet():
     cluster.pass_time(1)
     assert phase(cluster) is Phase.RESCALING
     assert names(cluster) == ["a", "b"]
-    assert cluster.machine.generation == 1
+    assert cluster.machine.state.generation == 1
 
 
 def test_the_first_generation_forms_at_once_when_everybody_who_is_expected_is_here():
@@ -75,7 +76,7 @@ def test_nothing_starts_below_the_minimum():
     cluster.join("a")
     cluster.pass_time(1000)
     assert phase(cluster) is Phase.GATHERING
-    assert cluster.machine.generation == 0
+    assert cluster.machine.state.generation == 0
 
 
 def test_training_starts_when_all_have_answered_and_formed():
@@ -96,19 +97,19 @@ def test_training_starts_when_all_have_answered_and_formed():
 def test_a_broken_stream_is_a_failure_at_once():
     cluster = running(3)
     cluster.crash(cluster.puppets["w1"])
-    assert cluster.machine.generation == 2
+    assert cluster.machine.state.generation == 2
     assert names(cluster) == ["w0", "w2"]
     notice = cluster.puppets["w0"].last(messages.Rescale)
     assert notice.urgent
     assert "w1 failed: its stream broke" in notice.reason
-    assert cluster.puppets["w0"].members == cluster.machine.roster.members
+    assert cluster.puppets["w0"].members == cluster.machine.state.roster.members
 
 
 def test_silence_is_a_failure_after_the_heartbeat_timeout():
     cluster = running(3)
     silent = cluster.puppets.pop("w1")
     cluster.pass_time(SILENCE - 0.1)
-    assert cluster.machine.generation == 1
+    assert cluster.machine.state.generation == 1
     cluster.pass_time(0.2)
     assert names(cluster) == ["w0", "w2"]
     assert "no sign of life" in last_reason(cluster)
@@ -122,7 +123,7 @@ def test_a_heartbeat_is_a_sign_of_life_and_is_answered():
         cluster.pass_time(SILENCE / 2, beating=False)
         cluster.say(w0, messages.Heartbeat, sequence=sequence)
         cluster.say(w1, messages.Heartbeat, sequence=sequence)
-    assert cluster.machine.generation == 1
+    assert cluster.machine.state.generation == 1
     assert w0.last(messages.Pong).sequence == 4
 
 
@@ -135,9 +136,9 @@ def test_an_exit_that_a_launcher_saw_is_a_failure_at_once():
 
 def test_an_exit_of_another_process_of_that_name_is_no_failure():
     cluster = running(2)
-    cluster.machine.roster.get("w1").attributes["pid"] = "42"
+    cluster.machine.state.roster.get("w1").attributes["pid"] = "42"
     cluster.feed(inputs.Exited("w1", "exit code 1", pid=41))
-    assert cluster.machine.generation == 1
+    assert cluster.machine.state.generation == 1
 
 
 def test_survivors_keep_their_order_and_ranks_stay_dense():
@@ -153,7 +154,7 @@ def test_a_crash_during_the_barrier_supersedes_the_generation():
     cluster.crash(cluster.puppets["w3"])
     cluster.answer(cluster.puppets["w0"])
     cluster.crash(cluster.puppets["w2"])
-    assert cluster.machine.generation == 3
+    assert cluster.machine.state.generation == 3
     cluster.settle(step=1)
     assert phase(cluster) is Phase.ACTIVE
     assert names(cluster) == ["w0", "w1"]
@@ -197,7 +198,7 @@ def test_rescales_without_a_committed_step_between_end_the_run():
         assert phase(cluster) is Phase.ACTIVE
     cluster.crash(cluster.puppets["w2"])
     assert phase(cluster) is Phase.ENDED
-    assert "max_consecutive_failures is 3" in cluster.machine.ended.reason
+    assert "max_consecutive_failures is 3" in cluster.machine.state.ended.reason
 
 
 def test_failures_that_hit_the_same_barrier_are_one_failure_in_a_row():
@@ -205,7 +206,7 @@ def test_failures_that_hit_the_same_barrier_are_one_failure_in_a_row():
     for index in range(3):
         cluster.crash(cluster.puppets[f"w{index}"])
     assert phase(cluster) is Phase.RESCALING
-    assert cluster.machine.tolerance.consecutive_failures == 1
+    assert cluster.machine.state.tolerance.consecutive_failures == 1
 
 
 # Joining
@@ -216,13 +217,13 @@ def test_a_storm_of_joins_is_one_rescale_after_the_stability_window():
     for index in range(20):
         cluster.join(f"j{index:02}")
         cluster.pass_time(0.1)
-    assert cluster.machine.generation == 1
+    assert cluster.machine.state.generation == 1
     cluster.pass_time(STABILITY)
-    assert cluster.machine.generation == 2
+    assert cluster.machine.state.generation == 2
     assert len(names(cluster)) == 22
     notice = cluster.puppets["w0"].last(messages.Rescale)
     assert not notice.urgent
-    assert cluster.puppets["w0"].members == cluster.machine.roster.members
+    assert cluster.puppets["w0"].members == cluster.machine.state.roster.members
 
 
 def test_an_endless_trickle_of_joins_does_not_wait_for_ever():
@@ -232,7 +233,7 @@ def test_an_endless_trickle_of_joins_does_not_wait_for_ever():
         cluster.join(f"j{index}")
         cluster.pass_time(STABILITY - 1)
         waited += STABILITY - 1
-        if cluster.machine.generation > 1:
+        if cluster.machine.state.generation > 1:
             break
     assert waited <= STABILITY + RESCALE + STABILITY
 
@@ -242,10 +243,10 @@ def test_a_joiner_beyond_the_maximum_is_a_standby_that_replaces_the_next_failure
     standby = cluster.join("spare")
     assert standby.last(messages.Welcome).is_standby
     cluster.pass_time(100)
-    assert cluster.machine.generation == 1
+    assert cluster.machine.state.generation == 1
     cluster.crash(cluster.puppets["w1"])
     assert names(cluster) == ["w0", "spare", "w2"]
-    assert cluster.machine.history[-1].type == "replace"
+    assert cluster.machine.state.history[-1].type == "replace"
 
 
 def test_waiting_joiners_come_along_with_a_failures_rescale():
@@ -259,7 +260,7 @@ def test_a_joiner_that_goes_before_it_was_taken_in_costs_nothing():
     cluster = running(2)
     cluster.crash(cluster.join("shy"))
     cluster.pass_time(100)
-    assert cluster.machine.generation == 1
+    assert cluster.machine.state.generation == 1
 
 
 def test_the_formation_says_who_is_new_and_where_training_stands():
@@ -296,7 +297,7 @@ def test_a_graceful_leave_is_no_failure_and_the_leaver_is_released_at_the_barrie
     cluster.settle(step=1)
     assert leaver.last(messages.Released) is not None
     assert phase(cluster) is Phase.ACTIVE
-    assert cluster.machine.generation == 2
+    assert cluster.machine.state.generation == 2
 
 
 def test_a_leaver_that_dies_on_its_way_out_makes_the_drain_urgent():
@@ -304,7 +305,7 @@ def test_a_leaver_that_dies_on_its_way_out_makes_the_drain_urgent():
     leaver = cluster.puppets["w1"]
     cluster.say(leaver, messages.Leave)
     cluster.crash(leaver)
-    assert cluster.machine.generation == 3
+    assert cluster.machine.state.generation == 3
     assert cluster.puppets["w0"].last(messages.Rescale).urgent
 
 
@@ -315,7 +316,7 @@ def test_scaling_down_retires_the_highest_ranks():
     retired = [cluster.puppets.pop("w2"), cluster.puppets.pop("w3")]
     cluster.settle(step=1)
     assert all(puppet.last(messages.Released) for puppet in retired)
-    assert cluster.machine.desired_workers == 2
+    assert cluster.machine.state.desired_workers == 2
     assert phase(cluster) is Phase.ACTIVE
 
 
@@ -334,7 +335,7 @@ def test_a_target_outside_the_limits_is_refused_and_changes_nothing(workers):
     cluster = running(3, min_workers=2, max_workers=8)
     with pytest.raises(ConfigurationError, match="must lie between min_workers"):
         cluster.feed(inputs.ScaleRequested(workers, "me"))
-    assert cluster.machine.desired_workers is None
+    assert cluster.machine.state.desired_workers is None
 
 
 def test_an_operator_can_make_a_worker_leave():
@@ -351,7 +352,7 @@ def test_the_run_is_complete_when_all_members_have_finished():
     assert phase(cluster) is Phase.FINISHING
     cluster.crash(w0)
     cluster.say(w1, messages.Finish)
-    assert cluster.machine.ended.outcome == "completed"
+    assert cluster.machine.state.ended.outcome == "completed"
     late = cluster.join("late")
     assert late.last(messages.Ended).outcome == "completed"
 
@@ -360,7 +361,7 @@ def test_a_worker_that_never_confirms_the_end_does_not_keep_the_run_open():
     cluster = running(2)
     cluster.say(cluster.puppets["w0"], messages.Finish)
     cluster.pass_time(RESCALE)
-    assert cluster.machine.ended.outcome == "completed"
+    assert cluster.machine.state.ended.outcome == "completed"
 
 
 def test_an_exception_in_user_code_is_a_loss_or_the_end_of_the_run():
@@ -368,7 +369,7 @@ def test_an_exception_in_user_code_is_a_loss_or_the_end_of_the_run():
     cluster.say(cluster.puppets["w1"], messages.Abort, reason="KeyError: 3", traceback="tb")
     assert names(cluster) == ["w0", "w2"]
     cluster.say(cluster.puppets["w0"], messages.Abort, reason="KeyError: 3", fatal=True)
-    assert cluster.machine.ended.outcome == "aborted"
+    assert cluster.machine.state.ended.outcome == "aborted"
     assert "KeyError: 3" in cluster.puppets["w2"].last(messages.Ended).reason
 
 
@@ -413,7 +414,7 @@ def test_losing_everybody_pauses_and_keeps_the_generation():
     cluster.crash(cluster.puppets["w0"])
     assert phase(cluster) is Phase.PAUSED
     cluster.join("new")
-    assert cluster.machine.generation == 3
+    assert cluster.machine.state.generation == 3
     assert names(cluster) == ["new"]
 
 
@@ -443,7 +444,7 @@ def test_a_member_that_does_not_form_is_dropped():
 
 def test_a_barrier_never_gives_up_before_silence_could_be_noticed():
     machine = Machine(config(rescale_timeout_ms=0), now=0.0)
-    assert machine.timeouts.barrier == SILENCE
+    assert machine.state.timeouts.barrier == SILENCE
 
 
 # Suspicion
@@ -453,9 +454,9 @@ def test_a_suspicion_waits_for_a_broken_stream_that_explains_it():
     cluster = running(3)
     cluster.say(cluster.puppets["w0"], messages.Suspect, reason="connection reset")
     cluster.crash(cluster.puppets["w1"])
-    assert cluster.machine.generation == 2
+    assert cluster.machine.state.generation == 2
     cluster.pass_time(1)
-    assert cluster.machine.generation == 2
+    assert cluster.machine.state.generation == 2
 
 
 def test_a_suspicion_without_a_culprit_starts_a_new_generation_with_everybody():
@@ -463,7 +464,7 @@ def test_a_suspicion_without_a_culprit_starts_a_new_generation_with_everybody():
     w2 = cluster.puppets["w2"].worker.id
     cluster.say(cluster.puppets["w0"], messages.Suspect, worker_id=w2, reason="timed out")
     cluster.pass_time(1)
-    assert cluster.machine.generation == 2
+    assert cluster.machine.state.generation == 2
     assert names(cluster) == ["w0", "w1", "w2"]
     assert "w0 reports a broken collective and suspects w2: timed out" in last_reason(cluster)
 
@@ -479,7 +480,7 @@ def test_a_message_of_an_older_generation_changes_nothing_and_is_told_so():
     cluster.answer(cluster.puppets["w1"])
     assert phase(cluster) is Phase.RESCALING
     assert w0.last(messages.Stale).generation == 2
-    assert cluster.machine.stale_messages == 1
+    assert cluster.machine.state.stale_messages == 1
 
 
 def test_a_zombie_is_fenced_and_may_come_back_as_a_newcomer():
@@ -511,7 +512,7 @@ def test_a_second_worker_with_the_same_id_is_refused():
     cluster = running(2)
     impostor = cluster.join("w1")
     assert impostor.last(messages.Refused).code == messages.REFUSED_DUPLICATE
-    assert cluster.machine.generation == 1
+    assert cluster.machine.state.generation == 1
 
 
 def test_a_message_with_another_incarnation_than_the_hello_is_refused():
@@ -534,8 +535,8 @@ def test_a_worker_on_a_new_stream_goes_on_and_its_old_stream_is_closed():
     old = w0.connection
     cluster.reconnect(w0)
     cluster.feed(inputs.Closed(old, "its stream broke", cluster.clock()))
-    assert cluster.machine.generation == 1
-    assert w0.last(messages.Welcome).workers == cluster.machine.roster.members
+    assert cluster.machine.state.generation == 1
+    assert w0.last(messages.Welcome).workers == cluster.machine.state.roster.members
 
 
 # Restarting
@@ -545,14 +546,14 @@ def test_a_restarted_coordinator_has_the_same_generation_and_members():
     cluster = running(3)
     cluster.restart()
     assert phase(cluster) is Phase.ACTIVE
-    assert cluster.machine.generation == 1
+    assert cluster.machine.state.generation == 1
     assert names(cluster) == ["w0", "w1", "w2"]
     for puppet in list(cluster.puppets.values()):
         rescales = [m for m in puppet.received if isinstance(m, messages.Rescale)]
         cluster.reconnect(puppet)
         assert [m for m in puppet.received if isinstance(m, messages.Rescale)] == rescales
     cluster.pass_time(100)
-    assert cluster.machine.generation == 1
+    assert cluster.machine.state.generation == 1
 
 
 def test_a_worker_lost_while_the_coordinator_was_away_is_noticed():
@@ -562,7 +563,7 @@ def test_a_worker_lost_while_the_coordinator_was_away_is_noticed():
     for puppet in list(cluster.puppets.values()):
         cluster.reconnect(puppet)
     cluster.pass_time(SILENCE)
-    assert cluster.machine.generation == 1
+    assert cluster.machine.state.generation == 1
     cluster.pass_time(2 * RECONNECT_MOST)
     assert names(cluster) == ["w0", "w2"]
     assert "did not come back" in last_reason(cluster)
@@ -574,7 +575,7 @@ def test_a_worker_restarted_while_the_coordinator_was_away_is_a_newcomer():
     fresh = cluster.join("w1")
     assert "replaced by another one" in last_reason(cluster)
     assert names(cluster) == ["w0", "w1", "w2"]
-    assert fresh.generation == cluster.machine.generation == 2
+    assert fresh.generation == cluster.machine.state.generation == 2
     for name in ("w0", "w2"):
         cluster.reconnect(cluster.puppets[name])
     cluster.answer_all()
@@ -608,18 +609,18 @@ def test_a_restart_while_forming_is_carried_on_from_what_the_workers_say_again()
         cluster.answer(puppet)
         cluster.say(puppet, messages.Formed)
     assert phase(cluster) is Phase.ACTIVE
-    assert cluster.machine.generation == 2
+    assert cluster.machine.state.generation == 2
 
 
 def test_the_target_and_the_end_survive_a_restart():
     cluster = running(2, desired_workers=2)
     cluster.feed(inputs.ScaleRequested(3, "me"))
     cluster.restart()
-    assert cluster.machine.desired_workers == 3
+    assert cluster.machine.state.desired_workers == 3
     cluster.feed(inputs.StopRequested("enough", "me"))
     cluster.restart()
     assert phase(cluster) is Phase.ENDED
-    assert cluster.machine.ended.outcome == "stopped"
+    assert cluster.machine.state.ended.outcome == "stopped"
 
 
 def test_a_generation_is_never_used_again_even_if_the_journal_is_gone():
@@ -631,7 +632,7 @@ def test_a_generation_is_never_used_again_even_if_the_journal_is_gone():
     cluster.reconnect(old)
     cluster.join("w0")
     cluster.pass_time(STABILITY)
-    assert cluster.machine.generation == 42
+    assert cluster.machine.state.generation == 42
 
 
 # Records
@@ -660,7 +661,7 @@ def test_a_rescale_is_explained_with_its_times():
         cluster.say(puppet, messages.Formed, moved={"shards": 2, "bytes": 100})
     cluster.clock.advance(0.04)
     cluster.commit(cluster.members()[0], 1)
-    record = cluster.machine.history[-1]
+    record = cluster.machine.state.history[-1]
     times = (
         record.detection_ms,
         record.decision_ms,

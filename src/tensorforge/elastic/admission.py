@@ -1,0 +1,127 @@
+"""Who is let in, who is welcomed back, who is refused, and why."""
+
+from __future__ import annotations
+
+from tensorforge.elastic import messages
+from tensorforge.elastic.cluster_state import ClusterState, Phase
+from tensorforge.elastic.departures import Departures
+from tensorforge.elastic.generations import Generations
+from tensorforge.elastic.roster import Participant
+
+MAX_PARTICIPANTS = 20_000
+"""Workers and standbys that one coordinator keeps track of; the next one is refused."""
+
+
+class Admission:
+    """Answers the first message of every stream."""
+
+    def __init__(
+        self, state: ClusterState, departures: Departures, generations: Generations
+    ) -> None:
+        self._state = state
+        self._departures = departures
+        self._generations = generations
+
+    def hello(self, connection: int, hello: messages.Hello, now: float) -> None:
+        """A stream has opened."""
+        state = self._state
+        known = state.roster.get(hello.worker.id)
+        if hello.protocol != messages.PROTOCOL:
+            why = f"protocol {hello.protocol} is spoken there, {messages.PROTOCOL} here"
+            state.out.refuse(connection, messages.REFUSED_INVALID, why)
+        elif state.ended is not None:
+            self._departures.tell_end(connection)
+        elif known is not None and known.incarnation == hello.incarnation:
+            self._welcome_back(known, connection, hello, now)
+        elif known is not None and known.connection is not None:
+            why = f"a living worker has the id {hello.worker.id} ({known.worker})"
+            state.out.refuse(connection, messages.REFUSED_DUPLICATE, why)
+        else:
+            if known is not None:
+                self._departures.lose(known, "its process was replaced by another one", now, now)
+            self._newcomer(connection, hello, now)
+
+    def _newcomer(self, connection: int, hello: messages.Hello, now: float) -> None:
+        state = self._state
+        if hello.generation is not None:
+            self._refuse_outdated(connection, hello.worker.id, hello.generation)
+        elif len(state.roster) >= MAX_PARTICIPANTS:
+            why = f"{MAX_PARTICIPANTS} workers and standbys are here already"
+            state.out.refuse(connection, messages.REFUSED_FULL, why)
+        else:
+            self._take_in(connection, hello, now)
+
+    def _refuse_outdated(self, connection: int, worker_id: str, generation: int) -> None:
+        state = self._state
+        if state.phase is Phase.GATHERING:
+            # It outlived a journal that is gone; its generations must not be used again.
+            state.generation = max(state.generation, generation)
+        why = (
+            f"{worker_id} believes to be a member of generation {generation}, but it was "
+            f"removed; the cluster is at generation {state.generation}: join again as a newcomer"
+        )
+        state.out.refuse(connection, messages.REFUSED_FENCED, why)
+
+    def _take_in(self, connection: int, hello: messages.Hello, now: float) -> None:
+        state = self._state
+        is_standby = not self._has_room()
+        participant = Participant(hello.worker, hello.incarnation, joined_at=now, last_seen=now)
+        participant.connection = connection
+        participant.local_world_size = hello.local_world_size
+        participant.attributes = dict(hello.attributes)
+        state.roster.add(participant)
+        if state.first_join is None:
+            state.first_join = now
+        state.last_change = now
+        state.watch_silence(now)
+        self._welcome(participant, connection, is_standby=is_standby)
+        state.out.note("info", f"{hello.worker} joined" + (" as a standby" if is_standby else ""))
+
+    def _has_room(self) -> bool:
+        state = self._state
+        if state.phase is Phase.GATHERING:
+            return state.limit is None or len(state.roster.waiting) < state.limit
+        return state.room() != 0
+
+    def _welcome_back(
+        self, participant: Participant, connection: int, hello: messages.Hello, now: float
+    ) -> None:
+        state = self._state
+        if participant.worker != hello.worker:
+            why = f"{hello.worker.id} was {participant.worker} and now says it is {hello.worker}"
+            state.out.refuse(connection, messages.REFUSED_INVALID, why)
+            return
+        old = state.roster.connect(participant, connection)
+        if old is not None:
+            state.out.close(old)
+        participant.last_seen = now
+        participant.local_world_size = hello.local_world_size
+        participant.attributes = dict(hello.attributes)
+        is_member = state.roster.is_member(participant.id)
+        is_current = is_member and hello.generation == state.generation
+        self._welcome(participant, connection, is_current=is_current)
+        if (is_member and not is_current) or participant.is_leaving:
+            self._generations.announce([participant], state.generation)
+        if state.phase is Phase.FORMING and is_member:
+            self._generations.send_formation((connection,))
+        state.out.note("info", f"{participant.worker} is back on a new stream")
+
+    def _welcome(
+        self,
+        participant: Participant,
+        connection: int,
+        *,
+        is_current: bool = False,
+        is_standby: bool = False,
+    ) -> None:
+        state = self._state
+        if is_current:
+            participant.known_generation = state.generation
+        welcome = messages.Welcome(
+            generation=state.generation,
+            workers=state.roster.members if is_current else None,
+            heartbeat_interval_ms=max(1, round(state.timeouts.heartbeat * 1000)),
+            is_standby=is_standby,
+            state=state.progress,
+        )
+        state.out.send((connection,), welcome)

@@ -1,0 +1,73 @@
+"""The two halves of a rescale: everybody has stopped, everybody has formed."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from tensorforge.elastic.messages import (
+    FormationNotice,
+    Formed,
+    MemberReport,
+    Progress,
+    Ready,
+    State,
+    distinct_runs,
+)
+from tensorforge.elastic.roster import Participant
+
+
+class Barrier:
+    """Who of the generation at hand has answered, who has formed, and what moved meanwhile.
+
+    `early_commit` is a step that a member committed before all others were known to have formed.
+    `has_failed`: somebody was lost because it did not come in time.
+    """
+
+    def __init__(self) -> None:
+        self.answers: dict[str, Ready] = {}
+        self.formed: set[str] = set()
+        self.moved: dict[str, int] = {}
+        self.early_commit: Progress | None = None
+        self.has_failed = False
+
+    def answer(self, worker_id: str, ready: Ready) -> None:
+        """The member has stopped; its first answer counts."""
+        self.answers.setdefault(worker_id, ready)
+
+    def form(self, worker_id: str, formed: Formed) -> None:
+        """The member has formed; saying it again adds nothing."""
+        if worker_id not in self.formed:
+            self.formed.add(worker_id)
+            for name, amount in formed.moved.items():
+                self.moved[name] = self.moved.get(name, 0) + amount
+
+    def notice(
+        self,
+        generation: int,
+        members: Collection[Participant],
+        veterans: Collection[tuple[str, str]],
+        progress: State,
+    ) -> FormationNotice:
+        """What all members are told: every answer, and the newest step that a veteran has committed.
+
+        `veterans` are the names and incarnations of the last formed generation.
+        """
+        reports = [self._report(member, veterans) for member in members]
+        steps = [r.committed_step for r in reports if not r.is_newcomer]
+        distinct, runs = distinct_runs(reports)
+        return FormationNotice(
+            generation=generation,
+            distinct=distinct,
+            runs=runs,
+            target_step=max(steps or [r.committed_step for r in reports]),
+            state=progress,
+        )
+
+    def _report(self, member: Participant, veterans: Collection[tuple[str, str]]) -> MemberReport:
+        answer = self.answers[member.id]
+        return MemberReport(
+            committed_step=answer.committed_step,
+            prepared_step=answer.prepared_step,
+            attributes=answer.attributes,
+            is_newcomer=(member.id, member.incarnation) not in veterans,
+        )

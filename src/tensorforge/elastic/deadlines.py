@@ -1,0 +1,77 @@
+"""What happens when nothing happens: silence, barriers that do not close, pauses that last too long."""
+
+from __future__ import annotations
+
+from tensorforge.elastic.cluster_state import ClusterState, Phase
+from tensorforge.elastic.departures import Departures
+from tensorforge.elastic.generations import Generations
+
+
+class Deadlines:
+    """Knows when the machine must look again, and who is late then."""
+
+    def __init__(
+        self, state: ClusterState, departures: Departures, generations: Generations
+    ) -> None:
+        self._state = state
+        self._departures = departures
+        self._generations = generations
+
+    def next(self) -> float | None:
+        """The moment at which something is due if nothing else happens before."""
+        state = self._state
+        if state.phase is Phase.ENDED:
+            return None
+        times = [state.silence_at, state.deadline, self._generations.join_deadline()]
+        if state.suspicion is not None:
+            times.append(state.suspicion.due)
+        return min((time for time in times if time is not None), default=None)
+
+    def pass_by(self, now: float) -> None:
+        """Act on the deadlines that are over."""
+        state = self._state
+        if state.silence_at is not None and now >= state.silence_at:
+            self._find_silent(now)
+        if state.deadline is not None and now >= state.deadline:
+            state.deadline = None
+            self._run_out(now)
+
+    def _find_silent(self, now: float) -> None:
+        state, silence = self._state, self._state.timeouts.silence
+        for participant in [p for p in state.roster if now >= p.last_seen + silence]:
+            if participant.connection is None:
+                wait = round(state.timeouts.comeback * 1000)
+                why = f"it did not come back within {wait} ms of the coordinator's restart"
+            else:
+                why = f"no sign of life for {round((now - participant.last_seen) * 1000)} ms"
+            self._departures.lose(participant, why, participant.last_seen, now)
+        oldest = min((p.last_seen for p in state.roster), default=None)
+        state.silence_at = None if oldest is None else oldest + silence
+
+    def _run_out(self, now: float) -> None:
+        phase = self._state.phase
+        if phase is Phase.RESCALING:
+            self._lose_the_late("answer the rescale barrier", set(self._state.barrier.answers), now)
+        elif phase is Phase.FORMING:
+            self._lose_the_late("form the new group", self._state.barrier.formed, now)
+        elif phase is Phase.PAUSED:
+            self._end_the_pause()
+        elif phase is Phase.FINISHING:
+            why = "training is complete; some workers did not confirm it"
+            self._departures.end("completed", why)
+
+    def _lose_the_late(self, what: str, done: set[str], now: float) -> None:
+        state = self._state
+        state.barrier.has_failed = True
+        wait = f"{round(state.timeouts.barrier * 1000)} ms"
+        for participant in state.roster.present_members():
+            if participant.id not in done:
+                why = f"it did not {what} within {wait}"
+                self._departures.lose(participant, why, now, now)
+
+    def _end_the_pause(self) -> None:
+        state = self._state
+        count, least = len(state.roster.members), state.config.min_workers
+        limit = round(state.timeouts.pause * 1000)
+        why = f"{count} workers for {limit} ms, at least {least} are needed (rescale_timeout_ms)"
+        self._departures.end("aborted", why, emergency=True)

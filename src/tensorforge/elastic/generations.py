@@ -1,0 +1,224 @@
+"""How one generation follows another: when, with whom, and what its members are told."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+import msgspec
+
+from tensorforge.cluster.config import RescaleType
+from tensorforge.cluster.worker import WorkerId, WorkerStatus
+from tensorforge.elastic import messages, records
+from tensorforge.elastic.cluster_state import Cause, ClusterState, Phase
+from tensorforge.elastic.departures import Departures
+from tensorforge.elastic.policy import join_deadline
+from tensorforge.elastic.roster import Participant, arrange
+
+_NAMED = 20
+
+
+class Generations:
+    """Decides generations and carries each through barrier and formation."""
+
+    def __init__(self, state: ClusterState, departures: Departures) -> None:
+        self._state = state
+        self._departures = departures
+
+    def decide(self, now: float) -> None:
+        """Do whatever has become due: react to losses, close a barrier, take joiners in, finish."""
+        state = self._state
+        if state.phase is Phase.ENDED:
+            return
+        if state.phase is Phase.FINISHING:
+            if all(p.finished for p in state.roster.present_members()):
+                self._departures.end("completed", "training is complete")
+            return
+        if state.suspicion is not None and now >= state.suspicion.due:
+            state.causes.append(Cause(state.suspicion.text, now, is_failure=True))
+        if state.causes:
+            self._react(now)
+        if state.phase in (Phase.RESCALING, Phase.PAUSED):
+            self._close_barrier(now)
+        if state.phase is Phase.FORMING and len(state.barrier.formed) >= len(state.roster.members):
+            self._activate(now)
+        joins = self.join_deadline()
+        if joins is not None and now >= joins:
+            self._take_in(now)
+
+    # When
+
+    def _react(self, now: float) -> None:
+        state = self._state
+        causes, state.causes = state.causes, []
+        is_failure = any(cause.is_failure for cause in causes)
+        reason = "; ".join(cause.text for cause in causes)
+        state.suspicion = None
+        if is_failure:
+            is_new = state.phase in (Phase.ACTIVE, Phase.FORMING) or state.barrier.has_failed
+            verdict = state.tolerance.verdict(is_new_failure=is_new)
+            if verdict is not None:
+                self._departures.end("aborted", f"{verdict}: {reason}", emergency=True)
+                return
+        evidence_at = min(cause.evidence_at for cause in causes)
+        self._begin(now, reason, urgent=is_failure, evidence_at=evidence_at)
+
+    def join_deadline(self) -> float | None:
+        """When those who wait are taken in; `None` while they cannot be."""
+        state = self._state
+        waiting = len(state.roster.waiting)
+        if not waiting or state.phase not in (Phase.GATHERING, Phase.ACTIVE, Phase.PAUSED):
+            return None
+        members = len(state.roster.members)
+        if state.limit is not None and members >= state.limit:
+            return None
+        if state.phase is not Phase.ACTIVE:
+            if members + waiting < state.config.min_workers:
+                return None
+            if state.phase is Phase.PAUSED:
+                return state.last_change
+            if state.limit is not None and waiting >= state.limit:
+                return state.last_change
+        return join_deadline(
+            first_join=state.last_change if state.first_join is None else state.first_join,
+            last_change=state.last_change,
+            stability=state.timeouts.stability,
+            patience=state.timeouts.pause,
+        )
+
+    def _take_in(self, now: float) -> None:
+        names = list(self._state.roster.waiting)
+        if self._state.phase is Phase.GATHERING:
+            reason = f"the first {len(names)} workers are here"
+        else:
+            more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+            reason = f"{', '.join(names[:_NAMED])}{more} joined"
+        self._begin(now, reason, urgent=False, evidence_at=now)
+
+    # With whom
+
+    def _begin(self, now: float, reason: str, *, urgent: bool, evidence_at: float) -> None:
+        """Decide the next generation, and announce it to its members and to those who leave."""
+        state, roster = self._state, self._state.roster
+        old, old_generation = roster.members, state.generation
+        newcomers = tuple(p.worker for p in roster.waiting.values())[: state.room()]
+        members = arrange(old, {p.id for p in state.staying()}, newcomers)
+        roster.seat_members(members)
+        present = roster.present_members()
+        for participant in present:
+            participant.move(WorkerStatus.RESCALING)
+        state.generation += 1
+        state.urgent = state.urgent or urgent
+        state.first_join = now if roster.waiting else None
+        entry = records.Decided(
+            generation=state.generation,
+            old_generation=old_generation,
+            seats=tuple(p.seat for p in present),
+            type=_kind(old, members).value,
+            reason=reason,
+            urgent=state.urgent,
+            paused=len(members) < state.config.min_workers,
+            added=tuple(worker.id for worker in newcomers),
+            removed=dict(state.gone),
+            old_size=len(old),
+            detection_ms=max(0.0, (now - evidence_at) * 1000),
+            decided_at=state.utc(now).isoformat(timespec="milliseconds"),
+        )
+        state.gone = {}
+        state.out.record(entry)
+        state.chronicle.decided(entry, now)
+        state.out.note("info", f"generation {state.generation}: {len(members)} workers: {reason}")
+        state.open_barrier(now, paused=entry.paused)
+        self.announce([*present, *roster.leavers()], old_generation, old)
+
+    # What they are told
+
+    def announce(
+        self,
+        recipients: list[Participant],
+        old_generation: int,
+        old: tuple[WorkerId, ...] | None = None,
+    ) -> None:
+        """Send the generation at hand: whole, or as a change to those who know its predecessor `old`."""
+        state = self._state
+        change = None if old is None else messages.change_between(old, state.roster.members)
+        knowing: list[int] = []
+        others: list[int] = []
+        for participant in recipients:
+            if participant.connection is None:
+                continue
+            knows = change is not None and participant.known_generation == old_generation
+            (knowing if knows else others).append(participant.connection)
+            participant.known_generation = state.generation
+        decision = state.history[-1]
+        whole = messages.Rescale(
+            generation=state.generation,
+            old_generation=old_generation,
+            workers=state.roster.members,
+            urgent=state.urgent,
+            paused=state.phase is Phase.PAUSED,
+            reason=decision.reason,
+            decided_at=datetime.fromisoformat(decision.decided_at),
+        )
+        short = msgspec.structs.replace(whole, workers=None, change=change)
+        state.out.send(tuple(knowing), short)
+        state.out.send(tuple(others), whole)
+
+    def _close_barrier(self, now: float) -> None:
+        state = self._state
+        if len(state.barrier.answers) < len(state.roster.members):
+            return
+        for participant in state.roster.leavers():
+            self._departures.release(participant)
+        if state.phase is Phase.PAUSED:
+            return
+        state.chronicle.stopped(now)
+        state.phase = Phase.FORMING
+        state.deadline = now + state.timeouts.barrier
+        members = state.roster.present_members()
+        self.send_formation(tuple(p.connection for p in members if p.connection is not None))
+
+    def send_formation(self, connections: tuple[int, ...]) -> None:
+        """Tell what all members said at the barrier, which has closed."""
+        state = self._state
+        notice = state.barrier.notice(
+            state.generation, state.roster.present_members(), state.formed_seats, state.progress
+        )
+        state.out.send(connections, notice)
+
+    # How far it comes
+
+    def _activate(self, now: float) -> None:
+        state = self._state
+        members = state.roster.present_members()
+        state.phase, state.deadline, state.urgent = Phase.ACTIVE, None, False
+        state.formed_generation = state.generation
+        state.formed_seats = frozenset((p.id, p.incarnation) for p in members)
+        state.tolerance.expect(len(members))
+        for participant in members:
+            participant.move(WorkerStatus.ACTIVE)
+        state.out.record(state.chronicle.formed(state.generation, state.barrier.moved, now))
+        state.out.note("info", f"generation {state.generation} is active")
+        if state.barrier.early_commit is not None:
+            self._first_commit(state.barrier.early_commit, now)
+
+    def committed(self, progress: messages.Progress, now: float) -> None:
+        """A step of the generation at hand was committed; the first one is worth remembering."""
+        state = self._state
+        if state.has_committed:
+            return
+        if state.phase is Phase.ACTIVE:
+            self._first_commit(progress, now)
+        elif state.phase in (Phase.RESCALING, Phase.FORMING):
+            state.barrier.early_commit = progress
+
+    def _first_commit(self, progress: messages.Progress, now: float) -> None:
+        state = self._state
+        state.has_committed = True
+        state.tolerance.forgive(len(state.roster.members))
+        state.out.record(state.chronicle.committed(progress, now))
+
+
+def _kind(old: tuple[WorkerId, ...], new: tuple[WorkerId, ...]) -> RescaleType:
+    if len(new) == len(old):
+        return RescaleType.REPLACE
+    return RescaleType.SCALE_UP if len(new) > len(old) else RescaleType.SCALE_DOWN

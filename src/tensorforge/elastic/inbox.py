@@ -1,0 +1,160 @@
+"""What a worker does with each message of the coordinator. Everything here runs on the stream thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import uuid
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from tensorforge.cluster.events import RescalingEvent
+from tensorforge.cluster.state import GlobalTrainingState
+from tensorforge.elastic import messages
+from tensorforge.elastic.outgoing import ABOUT_A_GENERATION, ABOUT_THE_WORKER, Outgoing
+from tensorforge.elastic.worker_state import WorkerState
+from tensorforge.errors import ConflictError, TensorForgeError
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Callbacks:
+    """The training code's functions; they must not block."""
+
+    rescaling_requested: list[Callable[[RescalingEvent], object]] = field(default_factory=list)
+    state_synchronized: list[Callable[[GlobalTrainingState], object]] = field(default_factory=list)
+    fenced: list[Callable[[str], object]] = field(default_factory=list)
+    run_ended: list[Callable[[str], object]] = field(default_factory=list)
+
+
+def tell(listeners: Iterable[Callable[[Any], object]], value: object) -> None:
+    """Call every listener; one that raises does not keep the others from being told."""
+    for listener in tuple(listeners):
+        try:
+            listener(value)
+        except Exception:
+            log.exception("a callback raised")
+
+
+class Inbox:
+    """Takes messages in: changes the state, wakes who waits, tells the callbacks.
+
+    `announced` is called with the event of each new generation, `gathered` with its number once all members
+    have answered; `retire` when no other stream is needed, `rejoin` when one is, at once.
+    """
+
+    def __init__(
+        self,
+        state: WorkerState,
+        outgoing: Outgoing,
+        changed: threading.Condition,
+        callbacks: Callbacks,
+        *,
+        announced: Callable[[RescalingEvent], None],
+        gathered: Callable[[int], None],
+        retire: Callable[[], None],
+        rejoin: Callable[[], None],
+    ) -> None:
+        self._state = state
+        self._outgoing = outgoing
+        self._changed = changed
+        self._callbacks = callbacks
+        self._announced, self._gathered = announced, gathered
+        self._retire, self._rejoin = retire, rejoin
+
+    def receive(self, message: messages.FromCoordinator) -> None:
+        """One message."""
+        if isinstance(message, messages.Pong):
+            self._answered(message)
+        elif isinstance(message, messages.Welcome):
+            self._welcomed(message)
+        elif isinstance(message, messages.Rescale):
+            self._rescale(message)
+        elif isinstance(message, messages.FormationNotice):
+            self._form(message)
+        elif isinstance(message, messages.Released):
+            self._go(message.reason)
+        elif isinstance(message, messages.Ended):
+            self._end(message)
+        elif isinstance(message, messages.Refused):
+            self._refused(message)
+        else:
+            log.info("%s: %s", self._state.worker_id.id, message.reason)
+
+    def lost(self, problem: TensorForgeError | None) -> None:
+        """The stream broke; with `problem`, for good."""
+        with self._changed:
+            if problem is not None:
+                self._state.problem = problem
+            self._changed.notify_all()
+
+    def _answered(self, message: messages.Pong) -> None:
+        with self._changed:
+            self._outgoing.answered_sequence = max(
+                self._outgoing.answered_sequence, message.sequence
+            )
+            self._changed.notify_all()
+
+    def _welcomed(self, message: messages.Welcome) -> None:
+        with self._changed:
+            self._state.was_welcomed = True
+            if message.workers is not None:
+                # Adopted again, in the generation that it trained in all the while.
+                self._outgoing.repeat(*ABOUT_A_GENERATION)
+            self._outgoing.repeat(*ABOUT_THE_WORKER)
+            self._outgoing.report_again()
+            self._changed.notify_all()
+
+    def _rescale(self, message: messages.Rescale) -> None:
+        with self._changed:
+            event = self._state.announce(message)
+            if event is None:
+                return
+            self._outgoing.forget(*ABOUT_A_GENERATION)
+        self._announced(event)
+
+    def _form(self, message: messages.FormationNotice) -> None:
+        with self._changed:
+            if not self._state.gather(message):
+                return
+            self._changed.notify_all()
+        self._gathered(message.generation)
+
+    def _go(self, reason: str) -> None:
+        with self._changed:
+            self._state.is_leaving = True
+            self._state.released = reason
+            self._changed.notify_all()
+        self._retire()
+
+    def _end(self, message: messages.Ended) -> None:
+        with self._changed:
+            self._state.ended = message
+            self._changed.notify_all()
+        tell(self._callbacks.run_ended, message.reason)
+        self._retire()
+
+    def _refused(self, message: messages.Refused) -> None:
+        worker_id = self._state.worker_id.id
+        log.warning("%s was refused (%s): %s", worker_id, message.code, message.reason)
+        if message.code == messages.REFUSED_FENCED:
+            self._fenced(message.reason)
+        elif message.code != messages.REFUSED_DUPLICATE or not self._state.was_welcomed:
+            # A taken name is worth waiting for only after this worker has owned it.
+            self.lost(ConflictError(message.reason))
+            self._retire()
+
+    def _fenced(self, reason: str) -> None:
+        with self._changed:
+            is_done = self._state.is_leaving or self._outgoing.has_said_goodbye()
+            if not is_done:
+                self._state.start_over(uuid.uuid4().hex)
+                self._outgoing.start_over()
+                self._changed.notify_all()
+        if is_done:
+            self._go(reason)
+            return
+        tell(self._callbacks.fenced, reason)
+        self._rejoin()

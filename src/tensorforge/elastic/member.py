@@ -1,0 +1,430 @@
+"""A process as a member of a cluster: connecting, standing at barriers, reporting, going."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Self
+
+from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.cluster.events import RescalingEvent
+from tensorforge.cluster.state import GlobalTrainingState
+from tensorforge.cluster.topology import ClusterTopology
+from tensorforge.cluster.worker import WorkerId, WorkerMetadata, WorkerStatus
+from tensorforge.elastic import messages
+from tensorforge.elastic.access import TlsOptions
+from tensorforge.elastic.connection import Connection
+from tensorforge.elastic.formation import Formation
+from tensorforge.elastic.inbox import Callbacks, Inbox, tell
+from tensorforge.elastic.outgoing import Outgoing
+from tensorforge.elastic.timeouts import Timeouts
+from tensorforge.elastic.worker_state import WorkerState
+from tensorforge.errors import (
+    ClosedError,
+    ConflictError,
+    StaleGenerationError,
+    UnavailableError,
+)
+
+_MOST_TEXT = 20_000
+
+
+class ClusterMember:
+    """One process's membership in a cluster: its connection, its answers, its farewell.
+
+    `connect_to_cluster` registers with the coordinator and returns; from then on threads of their own
+    keep the connection, through losses of the coordinator as well. Calls that report something return at
+    once and are delivered (again) after a reconnection.
+    """
+
+    def __init__(
+        self,
+        worker_id: WorkerId,
+        config: ElasticTrainingConfig | None = None,
+        *,
+        token: str | None = None,
+        tls: TlsOptions | None = None,
+        attributes: Mapping[str, str] | None = None,
+        local_world_size: int = 1,
+        answers_by_itself: bool | None = None,
+    ) -> None:
+        self._config = config or ElasticTrainingConfig()
+        self._config.validate()
+        self._timeouts = Timeouts.derive(self._config)
+        self._token, self._tls = token, tls
+        synchronous = self._config.use_synchronous_rescaling
+        self._answers_by_itself = (
+            not synchronous if answers_by_itself is None else answers_by_itself
+        )
+        now = datetime.now(UTC)
+        metadata = WorkerMetadata(
+            worker_id=worker_id,
+            status=WorkerStatus.JOINING,
+            join_time=now,
+            last_heartbeat=now,
+            local_world_size=local_world_size,
+            custom_attributes={"pid": str(os.getpid()), **(attributes or {})},
+        )
+        self._changed = threading.Condition(threading.RLock())
+        self._state = WorkerState(metadata, uuid.uuid4().hex)
+        self._connection: Connection | None = None
+        self._outgoing = Outgoing(self._send)
+        self._callbacks = Callbacks()
+        self._inbox = Inbox(
+            self._state,
+            self._outgoing,
+            self._changed,
+            self._callbacks,
+            announced=self._announced,
+            gathered=self._gathered,
+            retire=self._retire,
+            rejoin=self._rejoin,
+        )
+
+    # Who and where
+
+    @property
+    def worker_id(self) -> WorkerId:
+        """This worker's name and address."""
+        return self._state.worker_id
+
+    @property
+    def incarnation(self) -> str:
+        """Which process of that name this is; a new one after it was fenced."""
+        return self._state.incarnation
+
+    @property
+    def current_topology(self) -> ClusterTopology | None:
+        """The members that this worker trains with, or will once it has answered the barrier."""
+        return self._state.topology
+
+    @property
+    def is_rescaling(self) -> bool:
+        """Whether a rescale was announced and this worker has not resumed yet."""
+        return self._state.is_rescaling
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether `connect_to_cluster` succeeded and `disconnect` was not called."""
+        return self._connection is not None
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether this worker asked, or was asked, to go."""
+        return self._state.is_leaving
+
+    @property
+    def pending_event(self) -> RescalingEvent | None:
+        """The newest rescale that was announced and not yet answered."""
+        with self._changed:
+            return self._state.pending_event
+
+    def metadata(self) -> WorkerMetadata:
+        """What this worker knows of itself: a copy, frozen at this moment."""
+        with self._changed:
+            return replace(self._state.metadata)
+
+    @property
+    def rescaling_requested(self) -> list[Callable[[RescalingEvent], object]]:
+        """Called with each new generation."""
+        return self._callbacks.rescaling_requested
+
+    @property
+    def state_synchronized(self) -> list[Callable[[GlobalTrainingState], object]]:
+        """Called with each state that was applied."""
+        return self._callbacks.state_synchronized
+
+    @property
+    def fenced(self) -> list[Callable[[str], object]]:
+        """Called with the reason when the cluster went on without this process."""
+        return self._callbacks.fenced
+
+    @property
+    def run_ended(self) -> list[Callable[[str], object]]:
+        """Called with the reason when the run is over."""
+        return self._callbacks.run_ended
+
+    # Connecting
+
+    def connect_to_cluster(self, address: str, *, timeout: float | None = None) -> None:
+        """Register with the coordinator at `host:port`; returns once it has accepted.
+
+        Connecting twice is a `ConflictError`. Without an answer in time (by default `rescale_timeout_ms`,
+        but at least ten seconds): `UnavailableError`. A wrong token, a taken name or a run that is over raise
+        what they are.
+        """
+        with self._changed:
+            if self._connection is not None:
+                raise ConflictError(f"{self.worker_id.id} is connected already")
+            if self._state.is_closed:
+                raise ClosedError(f"{self.worker_id.id} was disconnected; make a new worker")
+            self._connection = Connection(
+                address,
+                self._timeouts,
+                hello=self._hello,
+                receive=self._inbox.receive,
+                lost=self._inbox.lost,
+                beat=self._beat,
+                token=self._token,
+                tls=self._tls,
+            )
+        self._connection.start()
+        patience = max(10.0, self._timeouts.pause) if timeout is None else timeout
+        with self._changed:
+            done = self._changed.wait_for(
+                lambda: self._state.was_welcomed or self._state.problem or self._state.ended,
+                patience,
+            )
+            problem = self._state.problem
+        if problem is None and not done:
+            problem = UnavailableError(
+                f"no coordinator accepted {self.worker_id} at {address} within {patience:.1f} s"
+            )
+        if problem is not None:
+            self.disconnect()
+            raise problem
+
+    def disconnect(self) -> None:
+        """End the connection; disconnecting twice is fine.
+
+        A member that did not `leave` or `finish` before leaves a gap that the cluster rescales around.
+        """
+        with self._changed:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                self._state.is_closed = True
+                self._state.move(WorkerStatus.LEAVING)
+            self._changed.notify_all()
+        if connection is not None:
+            connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.disconnect()
+
+    # Rescaling
+
+    def wait_for_rescale(self, timeout: float | None = None) -> RescalingEvent | None:
+        """The newest rescale that waits for this worker's `ready`; `None` if none came in time.
+
+        A run that is over raises `TrainingAbortedError`; a lost membership raises what ended it.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self.pending_event or self._state.is_over, timeout)
+            self._state.raise_if_over()
+            return self.pending_event
+
+    def ready(
+        self,
+        generation: int,
+        *,
+        committed_step: int,
+        prepared_step: int | None = None,
+        attributes: Mapping[str, str] | None = None,
+    ) -> None:
+        """Answer the rescale barrier: training has stopped here, at `committed_step` (-1: none yet).
+
+        `prepared_step`: the reduced gradient of that step is held, though it was not applied.
+        `attributes` reach all members unchanged. An older generation than the newest announced one is ignored:
+        the newest must be answered. The first answer for a generation counts: others may act on it already.
+        """
+        with self._changed:
+            if self._state.answer(generation, committed_step):
+                message = messages.Ready(
+                    incarnation=self._state.incarnation,
+                    generation=generation,
+                    committed_step=committed_step,
+                    prepared_step=prepared_step,
+                    attributes=dict(attributes or {}),
+                )
+                self._outgoing.say(message)
+
+    def wait_for_formation(self, timeout: float | None = None) -> Formation | None:
+        """The formation of the generation that was answered; `None` if it did not come in time.
+
+        `StaleGenerationError`: a newer generation was announced, answer `ready` for it and wait again.
+        `TrainingAbortedError`: the run is over. `ClosedError`: this worker was released or disconnected.
+        """
+        patience = self._timeouts.worker_patience if timeout is None else timeout
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._state.formation or self.pending_event or self._state.is_over, patience
+            )
+            self._state.raise_if_over()
+            if self._state.formation is not None:
+                return self._state.formation
+            if self.pending_event is not None:
+                raise StaleGenerationError(
+                    f"generation {self.pending_event.new_topology.epoch} waits for an answer"
+                )
+            return None
+
+    def formed(self, generation: int, moved: Mapping[str, int] | None = None) -> None:
+        """Tell that this worker is in the new group and healed; `moved` says what it received."""
+        with self._changed:
+            if generation != self._state.generation:
+                return
+            self._state.resume()
+            message = messages.Formed(
+                incarnation=self._state.incarnation,
+                generation=generation,
+                moved=dict(moved or {}),
+            )
+            self._outgoing.say(message)
+            self._changed.notify_all()
+
+    # Progress
+
+    def report_progress(
+        self,
+        generation: int,
+        epoch: int,
+        step: int,
+        learning_rate: float,
+        samples: int = 0,
+        metrics: Mapping[str, float] | None = None,
+        *,
+        global_batch_size: int = 0,
+    ) -> None:
+        """Report a committed step. Cheap; only the newest one of an interval is sent."""
+        with self._changed:
+            progress = messages.Progress(
+                incarnation=self._state.incarnation,
+                generation=generation,
+                epoch=epoch,
+                step=step,
+                learning_rate=learning_rate,
+                samples=samples,
+                global_batch_size=global_batch_size,
+                metrics=dict(metrics or {}),
+            )
+            self._state.committed_step = max(self._state.committed_step, step)
+            is_first = self._outgoing.report(progress)
+            if is_first and self._connection is not None:
+                self._connection.wake()
+
+    # Going
+
+    def suspect(self, generation: int, worker_id: WorkerId | None, reason: str) -> None:
+        """Report that a collective failed although nobody was announced as lost."""
+        with self._changed:
+            if generation != self._state.generation:
+                return
+            message = messages.Suspect(
+                incarnation=self._state.incarnation,
+                generation=generation,
+                worker_id=None if worker_id is None else worker_id.id,
+                reason=reason[:_MOST_TEXT],
+            )
+            self._outgoing.say(message)
+
+    def leave(self, reason: str = "") -> None:
+        """Ask to go after the step in hand; `wait_for_release` tells when the others can do without."""
+        with self._changed:
+            self._state.is_leaving = True
+            self._state.move(WorkerStatus.LEAVING)
+            self._say_goodbye(messages.Leave, reason)
+
+    def wait_for_release(self, timeout: float | None = None) -> bool:
+        """Wait until the others need this worker no more; `False` if that did not come in time."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._state.is_over, timeout)
+
+    def finish(self, reason: str = "") -> None:
+        """Tell that training is complete here."""
+        with self._changed:
+            self._say_goodbye(messages.Finish, reason)
+
+    def abort(self, reason: str, traceback: str = "", *, fatal: bool = False) -> None:
+        """Tell that the training code raised; `fatal` ends the run for everybody."""
+        with self._changed:
+            message = messages.Abort(
+                incarnation=self._state.incarnation,
+                generation=self._state.generation or 0,
+                reason=reason[:_MOST_TEXT],
+                traceback=traceback[-_MOST_TEXT:],
+                fatal=fatal,
+            )
+            self._outgoing.say(message)
+
+    def flush(self, timeout: float = 5.0) -> bool:
+        """Wait until a heartbeat that follows everything said so far was answered.
+
+        For the last words before the process ends; `False` if the coordinator did not answer in time.
+        """
+        with self._changed:
+            if self._connection is None:
+                return False
+            target = self._outgoing.sequence + 1
+            self._connection.wake()
+            return self._changed.wait_for(
+                lambda: self._outgoing.answered_sequence >= target or self._state.is_over, timeout
+            )
+
+    def _say_goodbye(self, kind: type[messages.Leave | messages.Finish], reason: str) -> None:
+        self._outgoing.flush_progress()
+        message = kind(
+            incarnation=self._state.incarnation,
+            generation=self._state.generation or 0,
+            reason=reason[:_MOST_TEXT],
+        )
+        self._outgoing.say(message)
+
+    # On the connection's threads
+
+    def _hello(self) -> messages.Hello:
+        with self._changed:
+            metadata = self._state.metadata
+            return messages.Hello(
+                protocol=messages.PROTOCOL,
+                worker=metadata.worker_id,
+                incarnation=self._state.incarnation,
+                generation=self._state.generation,
+                local_world_size=metadata.local_world_size,
+                attributes=dict(metadata.custom_attributes),
+            )
+
+    def _beat(self) -> list[messages.FromWorker]:
+        with self._changed:
+            state = self._state
+            if not state.was_welcomed:
+                return []
+            state.metadata = replace(state.metadata, last_heartbeat=datetime.now(UTC))
+            return self._outgoing.beat(state.incarnation, state.generation or 0)
+
+    def _send(self, message: messages.FromWorker) -> None:
+        if self._connection is not None and self._state.was_welcomed:
+            self._connection.send(message)
+
+    def _announced(self, event: RescalingEvent) -> None:
+        self._begin(event)
+        if self._answers_by_itself and not self._state.is_leaving:
+            self.ready(event.new_topology.epoch, committed_step=self._state.committed_step)
+
+    def _begin(self, event: RescalingEvent) -> None:
+        with self._changed:
+            self._state.begin(event)
+            if not self._config.use_synchronous_rescaling:
+                self._state.adopt(event.new_topology)
+            self._changed.notify_all()
+        tell(self.rescaling_requested, event)
+
+    def _gathered(self, generation: int) -> None:
+        if self._answers_by_itself:
+            self.formed(generation)
+
+    def _retire(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            connection.retire()
+
+    def _rejoin(self) -> None:
+        connection = self._connection
+        if connection is not None:
+            connection.restart_stream()
