@@ -23,10 +23,6 @@ from tensorforge.train.group import GenerationGroup, GroupAbortedError
 from tensorforge.train.layout import Entries, EntryPlace, Layout
 from tensorforge.train.tree import Node, ShardTree
 
-BUCKET_BYTES = 4 << 20
-"""How much is sent at once."""
-OVERLAP_BYTES = 1 << 20
-"""Models of fewer bytes are sent at the end: a thread would cost more than it saves."""
 _SLICE_ALIGNMENT = 16
 _IN_FLIGHT = 2
 _SLOTS = 4
@@ -53,9 +49,7 @@ class Bucket:
 class TreeReduction:
     """Reduces steps of one layout. Reuses its memory from step to step: a result holds until the next."""
 
-    def __init__(
-        self, layout: Layout, tree: ShardTree, *, bucket_bytes: int = BUCKET_BYTES
-    ) -> None:
+    def __init__(self, layout: Layout, tree: ShardTree, bucket_bytes: int) -> None:
         self.layout = layout
         self._tree = tree
         self._bucket_bytes = bucket_bytes
@@ -63,7 +57,8 @@ class TreeReduction:
         self._memory: dict[tuple[str, int], torch.Tensor] = {}
         self._totals: dict[int, list[torch.Tensor]] = {}
         size = sum(group.size * group.dtype.itemsize for group in layout.groups)
-        self.overlaps = size >= OVERLAP_BYTES
+        self.overlaps = size >= bucket_bytes // 4
+        """Whether a thread saves more than it costs; less than that is sent at the end."""
 
     def reduce(
         self,
