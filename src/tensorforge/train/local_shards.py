@@ -99,7 +99,7 @@ class LocalShards:
             except NotFoundError:
                 pass  # still on its way
             except IntegrityError as error:
-                log.warning("%s; it is fetched again from the origin", error)
+                log.warning("%s; it is fetched again from the origin", str(error))
                 self.store.drop(index)
                 if self.damaged is not None:
                     self.damaged(index)
