@@ -1,10 +1,11 @@
 """Durable save, load, background save and resharding: ours, torch.save, safetensors, DCP and the limits.
 
-    python benchmarks/checkpoint.py [--quick] [--gigabytes 1] [--repeats 5] [--folder DIR]
+    python benchmarks/checkpoint.py [--quick] [--gigabytes 1] [--repeats 5] [--only save load] [--folder DIR]
 
-Everything is measured in one run, in shuffled order, and compared by medians. "full" means that the page
-cache is large before a save, which is the best case of those who write through it. Loads are "warm" (the
-file lies in the page cache) or "cold" (it does not).
+Everything is measured in one run, in shuffled order, and compared by medians. Where ours is compared with the
+disk's limit, the two alternate, and each of ours is divided by the limits before and after it: a shared disk
+drifts. "full" means that the page cache is large before a save, which is the best case of those who write
+through it. Loads are "warm" (the file lies in the page cache) or "cold" (it does not).
 """
 
 from __future__ import annotations
@@ -44,7 +45,10 @@ from tensorforge.checkpoint import (  # noqa: E402
 )
 from tensorforge.storage.local import LocalStore  # noqa: E402
 
-BLOCK = 8 << 20
+MEGABYTE = 1 << 20
+WRITE_LIMITS = [(1, 4), (2, 1), (2, 4), (2, 8), (4, 1), (4, 2)]
+"""Threads and megabytes per write, of which the best is the limit."""
+READ_LIMITS = [(2, 1), (2, 4), (4, 1), (4, 4), (8, 1)]
 
 
 class State:
@@ -133,25 +137,27 @@ def touched(size: int) -> mmap.mmap:
     return memory
 
 
-def direct_write_limit(folder: Path, nbytes: int, threads: int) -> float:
-    """Seconds to write so many bytes past the page cache from memory that is ready."""
-    memory = memoryview(touched(BLOCK * threads))
-    path = folder / "limit"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT, 0o600)
+def direct_limit(path: Path, nbytes: int, threads: int, megabytes: int, *, read: bool) -> float:
+    """Seconds to write or read so many bytes past the page cache, from or to memory that is ready."""
+    block = megabytes * MEGABYTE
+    memory = memoryview(touched(16 * MEGABYTE))
+    flags = os.O_RDONLY if read else os.O_WRONLY | os.O_CREAT
+    descriptor = os.open(path, flags | os.O_DIRECT, 0o600)
     started = time.perf_counter()
-    os.posix_fallocate(descriptor, 0, nbytes)
+    if not read:
+        os.posix_fallocate(descriptor, 0, nbytes)
 
-    def write(index: int) -> None:
-        view = memory[index * BLOCK : (index + 1) * BLOCK]
-        for start in range(index * BLOCK, nbytes, threads * BLOCK):
-            os.pwrite(descriptor, view[: min(BLOCK, nbytes - start)], start)
+    def move(index: int) -> None:
+        view = memory[index * block : (index + 1) * block]
+        for start in range(index * block, nbytes, threads * block):
+            part = view[: -(-min(block, nbytes - start) // 4096) * 4096]
+            os.preadv(descriptor, [part], start) if read else os.pwrite(descriptor, part, start)
 
-    run_threads(threads, write)
-    os.fsync(descriptor)
+    run_threads(threads, move)
+    if not read:
+        os.fsync(descriptor)
     os.close(descriptor)
-    elapsed = time.perf_counter() - started
-    path.unlink()
-    return elapsed
+    return time.perf_counter() - started
 
 
 def memcpy_limit(state: State, threads: int) -> float:
@@ -231,22 +237,40 @@ def savers(state: State):
     }
 
 
-def bench_save(state: State, folder: Path, repeats: int, *, full: bool) -> dict[str, float]:
-    seconds = defaultdict(list)
+def bench_save(
+    state: State, folder: Path, repeats: int, *, full: bool
+) -> tuple[dict[str, float], float]:
+    """Rates, the limit's among them, and ours ÷ the limit."""
+    limits = {f"limit, {t} x {m} MB": (t, m) for t, m in WRITE_LIMITS}
     candidates = savers(state)
+
+    def measure(name: str) -> float:
+        if full:
+            fill_page_cache(folder)
+        with fresh(folder) as place:
+            if name in limits:
+                return direct_limit(place / "limit", state.nbytes, *limits[name], read=False)
+            return timed(lambda: candidates[name](place))
+
+    seconds = defaultdict(list)
     for _ in range(repeats):
-        order = [*candidates, "limit 1", "limit 2", "limit 4"]
-        random.shuffle(order)
-        for name in order:
-            if full:
-                fill_page_cache(folder)
-            with fresh(folder) as place:
-                if name.startswith("limit"):
-                    took = direct_write_limit(place, state.nbytes, int(name.split()[1]))
-                else:
-                    took = timed(lambda name=name, place=place: candidates[name](place))
-            seconds[name].append(took)
-    return rates(seconds, state.nbytes)
+        for name in random.sample([*candidates, *limits], len(candidates) + len(limits)):
+            seconds[name].append(measure(name))
+    top = min(limits, key=lambda name: statistics.median(seconds[name]))
+    ratio = paired(lambda: measure("tensorforge"), lambda: measure(top), 2 * repeats)
+    values = rates(seconds, state.nbytes)
+    values["O_DIRECT " + top] = values[top]
+    return {name: value for name, value in values.items() if name not in limits}, ratio
+
+
+def paired(ours, limit, count: int) -> float:
+    """The median of limit ÷ ours in seconds, each of ours beside the limits before and after it."""
+    shares, before = [], limit()
+    for _ in range(count):
+        took, after = ours(), limit()
+        shares.append((before + after) / 2 / took)
+        before = after
+    return statistics.median(shares)
 
 
 def rates(seconds: dict[str, list[float]], nbytes: int) -> dict[str, float]:
@@ -287,19 +311,32 @@ def bench_load(state: State, folder: Path, repeats: int, *, cold: bool) -> dict[
             "torch.load mmap + copy": functools.partial(torch_load, mapped=True),
             "DCP in place": dcp_load,
         }
+        shard = next((place / "ours").rglob("*.safetensors"))
+        limits = {f"limit, {t} x {m} MB": (t, m) for t, m in READ_LIMITS} if cold else {}
         seconds = defaultdict(list)
         for _ in range(repeats):
-            for name in random.sample(list(candidates), len(candidates)):
+            for name in random.sample([*candidates, *limits], len(candidates) + len(limits)):
                 drop_page_cache(place) if cold else warm_page_cache(place)
-                seconds[name].append(timed(candidates[name]))
-                for saved, loaded in zip(
-                    state.tensors.values(), target.tensors.values(), strict=True
-                ):
-                    assert saved[0, 0] == loaded[0, 0]
-                for tensor in target.tensors.values():
-                    tensor[0, 0] = -2
+                if name in limits:
+                    took = direct_limit(shard, shard.stat().st_size, *limits[name], read=True)
+                else:
+                    took = timed(candidates[name])
+                    check_and_spoil(state, target)
+                seconds[name].append(took)
         checkpoint.close()
-    return rates(seconds, state.nbytes)
+    values = rates(seconds, state.nbytes)
+    if limits:
+        top = max(limits, key=values.__getitem__)
+        values["O_DIRECT " + top] = values[top]
+    return {name: value for name, value in values.items() if name not in limits}
+
+
+def check_and_spoil(state: State, target: State) -> None:
+    """What was loaded is right; the next load must not find it there."""
+    for saved, loaded in zip(state.tensors.values(), target.tensors.values(), strict=True):
+        assert saved[0, 0] == loaded[0, 0]
+        assert saved[-1, -1] == loaded[-1, -1]
+        loaded[0, 0] = loaded[-1, -1] = -2
 
 
 def bench_async(state: State, folder: Path, repeats: int) -> dict[str, float]:
@@ -474,9 +511,9 @@ def reshard_rank(peer, action, rank, ranks, nbytes, repeats, folder, store) -> N
     dist.destroy_process_group()
 
 
-def show(title: str, values: dict[str, float], unit: str, limit: str | None = None) -> None:
+def show(title: str, values: dict[str, float], unit: str) -> None:
     print(f"\n{title}")
-    best = values.get(limit) if limit else None
+    best = next((value for name, value in values.items() if "O_DIRECT" in name), None)
     for name, value in sorted(values.items(), key=lambda item: -item[1]):
         share = f"  {value / best:5.2f} of the limit" if best else ""
         print(f"  {name:32} {value:9.2f} {unit}{share}")
@@ -495,49 +532,43 @@ class Verdict:
         print(f"  {'met   ' if met else 'MISSED'} {text}: {value:.2f} (aim {sign} {wanted:g})")
 
 
-def run(nbytes: int, folder: Path, repeats: int, verdict: Verdict, *, everything: bool) -> None:
-    state = State(nbytes, fill=True)
-    gigabytes = state.nbytes / 1e9
-    print(f"\n=== {gigabytes:.2f} GB in {len(state.tensors)} tensors, median of {repeats}")
+def run_save(state: State, folder: Path, repeats: int, verdict: Verdict) -> None:
     for full in (False, True):
-        values = bench_save(state, folder, repeats, full=full)
-        limits = {name: values.pop(name) for name in list(values) if name.startswith("limit")}
-        top = max(limits, key=limits.__getitem__)
-        values[f"{top} threads, O_DIRECT"] = limits[top]
+        values, ratio = bench_save(state, folder, repeats, full=full)
         case = "page cache full" if full else "page cache as it comes"
-        show(f"durable save, {case}", values, "MB/s", f"{top} threads, O_DIRECT")
-        peers = {n: v for n, v in values.items() if n != "tensorforge" and "limit" not in n}
+        show(f"durable save, {case}", values, "MB/s")
         ours = values["tensorforge"]
-        verdict.aim("durable save ÷ O_DIRECT limit", ours / limits[top], 0.85)
-        verdict.aim("durable save ÷ safetensors", ours / peers["safetensors"], 1)
-        dcp = max(value for name, value in peers.items() if name.startswith("DCP"))
+        verdict.aim("durable save ÷ O_DIRECT limit, in turns", ratio, 0.85)
+        verdict.aim("durable save ÷ safetensors", ours / values["safetensors"], 1)
+        dcp = max(value for name, value in values.items() if name.startswith("DCP"))
         verdict.aim("durable save ÷ DCP at its best", ours / dcp, 1)
     for path in folder.glob("filler"):
         path.unlink()
-    for cold in (False, True):
-        values = bench_load(state, folder, repeats, cold=cold)
-        show(f"load into existing tensors, {'cold' if cold else 'warm'}", values, "MB/s")
+
+
+def run_load(state: State, folder: Path, repeats: int, verdict: Verdict) -> None:
+    for case in ("warm", "cold"):
+        values = bench_load(state, folder, repeats, cold=case == "cold")
+        show(f"load into existing tensors, {case}", values, "MB/s")
         ours = values["tensorforge, verified"]
-        if not cold:
+        if case == "warm":
             verdict.aim("warm load ÷ DCP", ours / values["DCP in place"], 2)
-        verdict.aim(
-            f"{'cold' if cold else 'warm'} load ÷ safetensors + copy",
-            ours / values["safetensors + copy"],
-            0.7,
-        )
-    if not everything:
-        return
+        copied = values["safetensors + copy"]
+        verdict.aim(f"{case} load ÷ safetensors + copy", ours / copied, 0.7)
+
+
+def run_async(state: State, folder: Path, repeats: int, verdict: Verdict) -> None:
     values = bench_async(state, folder, repeats)
     show("async_save: stall until the weights may change", values, "s/GB")
     if "DCP default" in values:
         ours = values["tensorforge"]
-        verdict.aim(
-            "stall ÷ dcp.async_save default", ours / values["DCP default"], 0.5, at_most=True
-        )
-        verdict.aim(
-            "stall ÷ its reused stager", ours / values["DCP, reused stager"], 1, at_most=True
-        )
-    values = bench_reshard(nbytes, folder, repeats)
+        default, reused = values["DCP default"], values["DCP, reused stager"]
+        verdict.aim("stall ÷ dcp.async_save default", ours / default, 0.5, at_most=True)
+        verdict.aim("stall ÷ its reused stager", ours / reused, 1, at_most=True)
+
+
+def run_reshard(state: State, folder: Path, repeats: int, verdict: Verdict) -> None:
+    values = bench_reshard(state.nbytes, folder, repeats)
     show("resharding load, warm", values, "s")
     for source, target in RESHARD:
         ours, theirs = (values.get(f"{peer} {source}→{target}") for peer in ("tensorforge", "DCP"))
@@ -545,11 +576,15 @@ def run(nbytes: int, folder: Path, repeats: int, verdict: Verdict, *, everything
             verdict.aim(f"resharding {source}→{target}, DCP ÷ ours", theirs / ours, 1.5)
 
 
+PARTS = {"save": run_save, "load": run_load, "async": run_async, "reshard": run_reshard}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="0.25 GB, three repeats")
     parser.add_argument("--gigabytes", type=float, nargs="*", default=None)
     parser.add_argument("--repeats", type=int, default=None)
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=list(PARTS))
     parser.add_argument("--folder", type=Path, default=None, help="where to write")
     parser.add_argument("--reshard", nargs=5, help=argparse.SUPPRESS)
     parser.add_argument("--dcp-async", nargs=2, help=argparse.SUPPRESS)
@@ -565,8 +600,15 @@ def main() -> None:
     verdict = Verdict()
     folder = Path(tempfile.mkdtemp(prefix="checkpoint-bench-", dir=options.folder))
     try:
-        for index, size in enumerate(sizes):
-            run(int(size * 1e9), folder, repeats, verdict, everything=index == 0)
+        for size in sizes:
+            state = State(int(size * 1e9), fill=True)
+            print(
+                f"\n=== {state.nbytes / 1e9:.2f} GB in {len(state.tensors)} tensors, median of {repeats}",
+                flush=True,
+            )
+            for part in options.only:
+                PARTS[part](state, folder, repeats, verdict)
+                sys.stdout.flush()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     print(f"\n{verdict.missed} aims missed")

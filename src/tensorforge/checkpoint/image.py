@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Sequence
+import operator
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +14,8 @@ from tensorforge.checkpoint.boxes import Box
 from tensorforge.checkpoint.layout import FilePlan, Segment
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+_stop = operator.itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,7 @@ class FileImage:
         self.plan = plan
         self._sources = sources
         self._staged: Bytes | None = None
+        self._places = [(segment.start, segment.stop) for segment in plan.segments]
         self.chunks: Sequence[PendingChunk] = [
             PendingChunk(index, box, start, length)
             for index, segment in enumerate(plan.segments)
@@ -72,18 +76,13 @@ class FileImage:
         if start < len(header):
             part = np.frombuffer(header[start:stop], np.uint8)
             into[: len(part)] = part
-        for index in self._segments_in(start, stop):
-            segment = self.plan.segments[index]
-            low, high = max(start, segment.start), min(stop, segment.stop)
-            source = self._sources(index)[low - segment.start : high - segment.start]
-            np.copyto(into[low - start : high - start], source)
-
-    def _segments_in(self, start: int, stop: int) -> Iterator[int]:
-        segments = self.plan.segments
-        index = bisect.bisect_right(segments, start, key=lambda segment: segment.stop)
-        while index < len(segments) and segments[index].start < stop:
-            if segments[index].length:
-                yield index
+        index = bisect.bisect_right(self._places, start, key=_stop)
+        while index < len(self._places) and self._places[index][0] < stop:
+            first, last = self._places[index]
+            low, high = max(start, first), min(stop, last)
+            if low < high:
+                source = self._sources(index)[low - first : high - first]
+                np.copyto(into[low - start : high - start], source)
             index += 1
 
     def stage(self, memory: Bytes) -> None:

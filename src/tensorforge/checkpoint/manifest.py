@@ -150,6 +150,11 @@ def checksum(data: Buffer) -> str:
     return xxhash.xxh3_128_hexdigest(data)
 
 
+def running_checksum() -> xxhash.xxh3_128:
+    """The same checksum of bytes that come in pieces: `update`, then `hexdigest`."""
+    return xxhash.xxh3_128()
+
+
 def merge_shards(
     shards: list[ShardData],
 ) -> tuple[tuple[FileEntry, ...], dict[str, TensorMetadata]]:
@@ -263,12 +268,13 @@ def _check_tensor(name: str, tensor: TensorMetadata, files: tuple[FileEntry, ...
         raise InvalidInputError(f"tensor {name!r} has an unknown type {tensor.dtype!r}")
     if any(size < 0 for size in tensor.shape) or Box.whole(tensor.shape).size > _MAX_ELEMENTS:
         raise InvalidInputError(f"tensor {name!r} has an impossible shape {tensor.shape}")
-    for chunk in tensor.chunks:
-        nbytes = chunk.box.size * ITEM_SIZES[tensor.dtype]
+    boxes = [chunk.box for chunk in tensor.chunks]
+    for box, chunk in zip(boxes, tensor.chunks, strict=True):
+        nbytes = box.size * ITEM_SIZES[tensor.dtype]
         if nbytes > MAX_CHUNK_BYTES:
             raise InvalidInputError(f"tensor {name!r} has a chunk of {nbytes} bytes")
         _check_stored(name, chunk.data, nbytes, files)
-    check_partition(tensor.shape, [chunk.box for chunk in tensor.chunks], f"tensor {name!r}")
+    check_partition(tensor.shape, boxes, f"tensor {name!r}")
 
 
 def _check_stored(

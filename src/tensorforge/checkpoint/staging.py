@@ -17,6 +17,9 @@ from tensorforge.memory.arena import TensorArena
 from tensorforge.memory.handle import ArenaBlock
 
 BLOCK_BYTES = 8 << 20
+PIECE_BYTES = 2 << 20
+"""What is written at once. Larger writes are slower: the bytes leave the processor's cache before the disk
+takes them, and the threads wait for each other's."""
 _BLOCKS = 16
 
 _blocks = TensorArena(_BLOCKS * BLOCK_BYTES, alignment=ALIGNMENT)
@@ -29,6 +32,13 @@ def block_buffer(guard: Guard) -> Iterator[Bytes]:
         yield _bytes(block)
 
 
+@contextlib.contextmanager
+def piece_buffer(guard: Guard) -> Iterator[Bytes]:
+    """An aligned buffer of `PIECE_BYTES` for one thread; waits until there is one."""
+    with _blocks.acquire(PIECE_BYTES, guard.remaining) as block:
+        yield _bytes(block)
+
+
 def _bytes(block: ArenaBlock) -> Bytes:
     content: Bytes = block.tensor().numpy()
     return content
@@ -38,6 +48,12 @@ def blocks(size: int) -> Iterator[tuple[int, int]]:
     """Start and length of each block of a file."""
     for start in range(0, size, BLOCK_BYTES):
         yield start, min(BLOCK_BYTES, size - start)
+
+
+def pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Start and length of each piece of a block."""
+    for at in range(start, stop, PIECE_BYTES):
+        yield at, min(PIECE_BYTES, stop - at)
 
 
 def aligned(size: int) -> int:

@@ -1,7 +1,8 @@
 """Writing a rank's files: copy, checksum and write overlap, on reused aligned buffers.
 
-The file is cut into blocks. A thread computes the checksums of the chunks that begin in its block, fills its
-buffer and writes it past the page cache; while it waits for the disk, the others copy and hash.
+The file is cut into blocks, and a thread carries its block piece by piece: copy a piece into a small
+buffer, add it to the checksum of its chunk, write it past the page cache. While it waits for the disk, the
+others copy and hash; a piece is still in the processor's cache when it is hashed and when it is written.
 """
 
 from __future__ import annotations
@@ -25,10 +26,17 @@ from tensorforge.checkpoint.manifest import (
     TensorMetadata,
     checksum,
     renumber,
+    running_checksum,
 )
 from tensorforge.checkpoint.parallel import Guard, run_parallel
 from tensorforge.checkpoint.progress import Meter
-from tensorforge.checkpoint.staging import aligned, block_buffer, blocks
+from tensorforge.checkpoint.staging import (
+    aligned,
+    block_buffer,
+    blocks,
+    piece_buffer,
+    pieces,
+)
 from tensorforge.storage.blobs import BlobStore, BlobWriter, PositionalBlobStore
 
 WORKERS = 4
@@ -73,9 +81,42 @@ def write_file(
     return WrittenFile((entry,), _tensors(image, stored))
 
 
-def _hash_block(image: FileImage, checksums: list[str], start: int, stop: int) -> None:
-    for number in image.chunks_beginning_in(start, stop):
-        checksums[number] = checksum(image.chunk_bytes(image.chunks[number]).data)
+class _BlockChecksums:
+    """The checksums of the chunks that begin in a block, taken from its pieces as they pass, in order."""
+
+    def __init__(self, image: FileImage, checksums: list[str], start: int, stop: int) -> None:
+        self._image = image
+        self._checksums = checksums
+        self._numbers = iter(image.chunks_beginning_in(start, stop))
+        self._next()
+
+    def _next(self) -> None:
+        self._number = next(self._numbers, -1)
+        self._running = running_checksum()
+
+    def take(self, start: int, piece: Bytes) -> None:
+        """Look at the file's bytes from `start`."""
+        stop = start + len(piece)
+        while self._number >= 0:
+            chunk = self._image.chunks[self._number]
+            if chunk.start >= stop:
+                return
+            low, high = max(chunk.start, start), min(chunk.start + chunk.length, stop)
+            self._running.update(piece[low - start : high - start].data)
+            if chunk.start + chunk.length > stop:
+                return
+            self._finish()
+
+    def close(self, stop: int) -> None:
+        """Complete a chunk that goes on beyond the block's end."""
+        if self._number >= 0:
+            chunk = self._image.chunks[self._number]
+            self._running.update(self._image.chunk_bytes(chunk)[stop - chunk.start :].data)
+            self._finish()
+
+    def _finish(self) -> None:
+        self._checksums[self._number] = self._running.hexdigest()
+        self._next()
 
 
 def _write_positional(
@@ -86,15 +127,19 @@ def _write_positional(
     meter: Meter,
 ) -> None:
     writer = store.open_positional(image.plan.key, image.plan.size)
-    workplace = functools.partial(block_buffer, guard)
+    workplace = functools.partial(piece_buffer, guard)
 
     def tasks() -> Iterator[Task]:
         for start, length in blocks(image.plan.size):
 
-            def task(scratch: Bytes, start: int = start, length: int = length) -> None:
-                _hash_block(image, checksums, start, start + length)
-                writer.write_at(start, image.block(start, aligned(length), scratch).data)
-                meter.add(length)
+            def task(scratch: Bytes, start: int = start, stop: int = start + length) -> None:
+                passing = _BlockChecksums(image, checksums, start, stop)
+                for at, size in pieces(start, stop):
+                    piece = image.block(at, aligned(size), scratch)
+                    passing.take(at, piece)
+                    writer.write_at(at, piece.data)
+                    meter.add(size)
+                passing.close(stop)
 
             yield task
 
@@ -111,11 +156,13 @@ def _write_in_order(
     store: BlobStore, image: FileImage, checksums: list[str], guard: Guard, meter: Meter
 ) -> None:
     def task(scratch: Bytes) -> None:
+        passing = _BlockChecksums(image, checksums, 0, image.plan.size)
         with store.open_writer(image.plan.key, image.plan.size) as writer:
             for start, length in blocks(image.plan.size):
                 guard.check(_WRITING)
-                _hash_block(image, checksums, start, start + length)
-                writer.append(image.block(start, length, scratch).data)
+                block = image.block(start, length, scratch)
+                passing.take(start, block)
+                writer.append(block.data)
                 meter.add(length)
             writer.commit()
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, Self, cast
 
 from tensorforge.data.intervals import IntervalSet
 from tensorforge.data.segment import (
@@ -146,13 +146,6 @@ class ShardStore:
             missing = IntervalSet.span(stop, start) - self.held
             raise NotFoundError(f"{self.folder} does not hold {missing}")
         return RangeStream(self._segments, start, stop)
-
-    def open_file(self, segment: Segment) -> BinaryIO | None:
-        """A segment's file, opened for the caller, who closes it; `None` if it is gone."""
-        try:
-            return (self.folder / "segments" / segment.name).open("rb", buffering=0)
-        except FileNotFoundError:
-            return None
 
     def put(self, start: int, stop: int, samples: Any) -> None:
         """Store samples that are in memory: an array, or a list of records."""
@@ -293,7 +286,10 @@ class PartFile:
         """Throw away what is here: it is not the beginning of what the source has."""
         self._checksums, self.verified_bytes = [], 0
         with self._writing():
-            os.ftruncate(self._descriptor, 0)
+            if os.fstat(
+                self._descriptor
+            ).st_size:  # ext4 flushes a truncated file when it is closed
+                os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, encode_header(self.start, self.stop, self.body_bytes), 0)
 
     @property

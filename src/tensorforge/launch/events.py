@@ -34,10 +34,14 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReleased:
-    """The coordinator let the worker go after a graceful leave that was asked of it."""
+    """The coordinator let the worker go after a graceful leave that was asked of it.
+
+    `surplus`: because fewer workers are wanted, not because this one was to go.
+    """
 
     worker: str
     reason: str = ""
+    surplus: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ from typing import Any
 
 from tensorforge.elastic.access import ROLES, is_loopback
 from tensorforge.elastic.token_files import load_or_issue
-from tensorforge.elastic.view import ClusterView
 from tensorforge.errors import NotFoundError
 from tensorforge.launch.bootstrap import STACKS_SIGNAL, STOP_SIGNAL
 from tensorforge.launch.children import (
@@ -59,7 +58,7 @@ from tensorforge.launch.instructions import (
     StopTraining,
 )
 from tensorforge.launch.link import CoordinatorLink
-from tensorforge.launch.observe import changes
+from tensorforge.launch.observe import Observer
 from tensorforge.launch.rundir import (
     TOKEN_FILE,
     ProcessRecord,
@@ -113,7 +112,7 @@ class Launcher:
         self._token: str | None = None
         self._token_file: Path | None = None
         self._link: CoordinatorLink | None = None
-        self._seen: ClusterView | None = None
+        self._observer = Observer()
         self._failures: dict[str, UserFailure] = {}
         self._stacks: dict[str, tuple[float, list[str]]] = {}
         self._signals: deque[int] = deque()
@@ -224,20 +223,18 @@ class Launcher:
         record = self._record.workers[child]
         self._note(workers={n: r for n, r in self._record.workers.items() if n != child})
         if code != 0 and self._link is not None:
-            reason, pid = f"its process {describe_exit(code)}", record.pid
-            self._link.wish(lambda client: client.report_exit(child, reason, pid))
+            self._link.report_exit(child, f"its process {describe_exit(code)}", record.pid)
         self._read_logs()
         self._look_at_the_cluster()
         self._happened(WorkerExited(child, code, self._failures.pop(child, None)))
 
     def _look_at_the_cluster(self) -> None:
-        for view in self._link.take() if self._link is not None else ():
-            for event in changes(self._seen, view):
+        for news in self._link.take() if self._link is not None else ():
+            for event in self._observer.look(news.view, answers=news.answers):
                 if not isinstance(event, StepCommitted):
                     self._happened(event)
                 elif self._clock() > self._logged_at + LOGS_TRUSTED:
                     self._committed(event)
-            self._seen = view
 
     def _committed(self, event: StepCommitted) -> None:
         """A step counts once, whoever tells of it first."""
@@ -269,7 +266,8 @@ class Launcher:
                 self._start_worker(worker)
             case SetTarget(workers):
                 if self._link is not None:
-                    self._link.wish(lambda client: client.scale(workers, "the launcher"))
+                    self._observer.asked(workers)
+                    self._link.set_target(workers)
             case Retire(worker):
                 self._children.signal(worker, signal.SIGTERM)
                 self._children.signal(worker, signal.SIGCONT)  # a frozen one could not hear it

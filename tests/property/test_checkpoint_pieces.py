@@ -1,0 +1,80 @@
+"""Property tests: whatever the sizes of tensors, blocks and pieces, the file and its checksums are right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tensorforge.checkpoint import layout, staging
+from tensorforge.checkpoint.assignment import Holding
+from tensorforge.checkpoint.image import FileImage
+from tensorforge.checkpoint.layout import plan_file
+from tensorforge.checkpoint.manifest import checksum
+from tensorforge.checkpoint.parallel import Guard
+from tensorforge.checkpoint.progress import Meter
+from tensorforge.checkpoint.writer import write_file
+from tensorforge.storage.blobs import BlobStore
+from tensorforge.storage.local import LocalStore
+from tensorforge.storage.memory import MemoryStore
+
+
+def _written(store: BlobStore, sizes: list[int], *, staged: bool) -> None:
+    pieces = [
+        Holding(f"model/{index}", "U8", (size,), (0,), (size,)) for index, size in enumerate(sizes)
+    ]
+    plan = plan_file("file", pieces)
+    generator = np.random.default_rng(len(sizes))
+    contents = {
+        f"model/{index}": generator.integers(0, 256, size, dtype=np.uint8)
+        for index, size in enumerate(sizes)
+    }
+    image = FileImage(plan, lambda index: contents[plan.segments[index].name])
+    expected = plan.header + b"".join(contents[s.name].tobytes() for s in plan.segments)
+    guard, done = Guard(60), []
+    if staged:
+        area = staging.StagingArea()
+        area.stage([image], guard, 2)
+    meter = Meter(plan.size, lambda count, _total: done.append(count))
+    written = write_file(store, image, None, guard, meter)
+    assert store.read("file") == expected
+    assert done[-1] == len(expected)
+    for name, tensor in written.tensors.items():
+        for chunk in tensor.chunks:
+            content = contents[name][chunk.offset[0] : chunk.offset[0] + chunk.shape[0]]
+            assert chunk.data.checksum == checksum(content.tobytes()), name
+
+
+@settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(
+    sizes=st.lists(st.integers(0, 40_000), min_size=1, max_size=6),
+    chunk=st.sampled_from([1_000, 4_096, 9_999, 1 << 20]),
+    block=st.sampled_from([4_096, 8_192, 20_480]),
+    piece=st.sampled_from([4_096, 8_192]),
+    staged=st.booleans(),
+    local=st.booleans(),
+)
+def test_a_file_written_in_pieces_has_every_byte_and_every_checksum(
+    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[int],
+    chunk: int,
+    block: int,
+    piece: int,
+    staged: bool,
+    local: bool,
+) -> None:
+    folder: Path = tmp_path_factory.mktemp("store")
+    store: BlobStore = LocalStore(folder) if local else MemoryStore()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(layout, "CHUNK_BYTES", chunk)
+        patch.setattr(staging, "BLOCK_BYTES", block)
+        patch.setattr(staging, "PIECE_BYTES", piece)
+        try:
+            _written(store, sizes, staged=staged)
+        finally:
+            store.close()
