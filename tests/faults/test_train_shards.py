@@ -16,7 +16,6 @@ from tensorforge.storage.local import LocalStore
 from tensorforge.testing.storms import check_history
 from tensorforge.train import LocalShards, Run, RunConfig
 
-
 LEAST = {"redistribution_type": RedistributionType.INCREMENTAL}
 
 
