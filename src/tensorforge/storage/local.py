@@ -33,7 +33,7 @@ from tensorforge.storage.blobs import (
     flat,
     validate_key,
 )
-from tensorforge.storage.ranged import read_cached, read_exactly, read_through_bounce
+from tensorforge.storage.ranged import is_cached, read_cached, read_exactly, read_through_bounce
 from tensorforge.storage.staged import (
     Destination,
     LocalWriter,
@@ -132,9 +132,13 @@ class LocalStore:
         target = flat(buffer)
         with self._opened(key) as file:
             check_range(key, offset, len(target), os.fstat(file).st_size)
-            done = read_cached(file, offset, target)
-            if done < len(target) and self._direct and len(target) - done > _SMALL_READ:
-                done += self._read_direct(key, offset + done, target[done:])
+            done = 0
+            if self._direct and len(target) > _SMALL_READ:
+                cached = is_cached(file, offset, len(target))
+                if cached is None:
+                    done = read_cached(file, offset, target)
+                if not cached:
+                    done += self._read_direct(key, offset + done, target[done:])
             read_exactly(key, file, offset + done, target[done:])
 
     def _read_direct(self, key: str, offset: int, target: memoryview) -> int:
