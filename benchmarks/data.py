@@ -7,13 +7,10 @@ of pairs measured next to each other.
 import argparse
 import contextlib
 import hashlib
-import multiprocessing
-import shutil
-import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,19 +19,9 @@ import torch
 from tensorforge.cluster.config import ElasticTrainingConfig, RedistributionType
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.worker import WorkerId
-from tensorforge.data import (
-    DataRedistributionPlan,
-    DataRedistributor,
-    DatasetInfo,
-    DataTransferManager,
-    SampleSchema,
-    ShardServer,
-    ShardStore,
-    ShuffledOrder,
-    partition,
-)
+from tensorforge.data import DataRedistributor, ShuffledOrder
+from workloads.loopback import MIB, SHARDS, STREAMS, Loopback, has_iperf3, iperf3
 
-MIB = 1 << 20
 INCREMENTAL = DataRedistributor(
     ElasticTrainingConfig(redistribution_type=RedistributionType.INCREMENTAL)
 )
@@ -143,128 +130,66 @@ def order(count: int) -> None:
     )
 
 
-def serve(folder: str, pipe) -> None:
-    """The sending side of all three ways, in a process of its own."""
-    store = ShardStore(folder)
-    files = sorted((Path(folder) / "segments").iterdir())
-    listener = socket.create_server(("127.0.0.1", 0))
-    total = sum(file.stat().st_size for file in files)
-    with ShardServer(store, generation=1) as server, listener:
-        pipe.send((server.address, listener.getsockname()))
-        block = bytes(MIB)
-        while True:
-            connection, _ = listener.accept()
-            with connection:
-                wish = connection.recv(1)
-                if wish == b"m":
-                    for _ in range(total // MIB):
-                        connection.sendall(block)
-                elif wish == b"f":
-                    for path in files:
-                        with path.open("rb", buffering=0) as file:
-                            while data := file.read(MIB):
-                                connection.sendall(data)
-                else:
-                    return
-
-
-class Transfers:
-    """One sender process and three ways to receive what it has."""
-
-    def __init__(self, folder: Path, megabytes: int) -> None:
-        self.folder = folder
-        shards = 8
-        rows = megabytes * MIB // 65536
-        self.info = DatasetInfo(size=rows, schema=SampleSchema(dtype="|u1", shape=(65536,)))
-        generator = np.random.default_rng(0)
-        with ShardStore(folder / "source", self.info) as store:
-            for shard in partition(rows, shards):
-                data = generator.integers(0, 256, (shard.size, 65536), dtype=np.uint8)
-                store.put(shard.start_index, shard.end_index, data)
-        here, there = multiprocessing.Pipe()
-        self.process = multiprocessing.Process(target=serve, args=(str(folder / "source"), there))
-        self.process.start()
-        address, self.plain = here.recv()
-        self.me, source = WorkerId("me", "127.0.0.1", 1), WorkerId("source", *address)
-        old = ClusterTopology(workers=(source,))
-        self.plan: DataRedistributionPlan = INCREMENTAL.calculate_shard_plan(
-            old, old.succeed((self.me,)), partition(rows, shards), departing=(source,)
-        )
-
-    def close(self) -> None:
-        with socket.create_connection(self.plain) as sock:
-            sock.sendall(b"q")
-        self.process.join()
-
-    def _receive(self, wish: bytes) -> Iterator[memoryview]:
-        buffer = memoryview(bytearray(MIB))
-        with socket.create_connection(self.plain) as sock:
-            sock.sendall(wish)
-            while count := sock.recv_into(buffer):
-                yield buffer[:count]
-
-    def memory_to_memory(self) -> int:
-        return sum(len(data) for data in self._receive(b"m"))
-
-    def file_to_file(self) -> int:
-        total = 0
-        with (self.folder / "plain").open("wb", buffering=0) as file:
-            for data in self._receive(b"f"):
-                total += file.write(data)
-        return total
-
-    def ours(self) -> int:
-        with (
-            ShardStore(self.folder / "arrived", self.info) as store,
-            DataTransferManager(worker=self.me, store=store, generation=1) as manager,
-        ):
-            return manager.execute(self.plan).bytes_received
-
-    def rate(self, way: Callable[[], int]) -> float:
-        for leftover in ("plain", "arrived"):
-            path = self.folder / leftover
-            shutil.rmtree(path, ignore_errors=True)
-            path.unlink(missing_ok=True)
-        started = time.perf_counter()
-        total = way()
-        return total / (time.perf_counter() - started) / 1e6
-
-
 def transfers(megabytes: int, rounds: int, folder: str | None) -> None:
-    print(f"loopback, {megabytes} MiB in 8 shards, sender and receiver two processes")
+    print(f"loopback, {megabytes} MiB in {SHARDS} shards, sender and receiver two processes")
     with (
         tempfile.TemporaryDirectory(dir=folder) as place,
-        contextlib.closing(Transfers(Path(place), megabytes)) as bench,
+        contextlib.closing(Loopback(Path(place), megabytes)) as bench,
     ):
-        ways = {
-            "plain socket, memory to memory (the limit)": bench.memory_to_memory,
-            "plain socket, file to file (the peer)": bench.file_to_file,
-            "ours, file to file, CRC-32C, 4 at once": bench.ours,
+        ways: dict[str, Callable[[], float]] = {
+            "plain socket, file to file (the peer)": lambda: bench.rate(bench.file_to_file),
+            "plain socket, memory to memory": lambda: bench.rate(bench.memory_to_memory),
+            f"ours, file to file, CRC-32C, {STREAMS} at once": lambda: bench.rate(bench.ours),
+            "ours, one at a time": lambda: bench.rate(lambda: bench.ours(1)),
         }
+        if has_iperf3():
+            ways["iperf3, one stream"] = lambda: iperf3(4 * megabytes, 1)
+            ways[f"iperf3, {STREAMS} streams"] = lambda: iperf3(4 * megabytes, STREAMS)
+        else:
+            print("  SKIPPED: iperf3 is not installed (Debian's package iperf3)")
         rates: dict[str, list[float]] = {name: [] for name in ways}
         for _ in range(rounds):
             for name, way in ways.items():
-                rates[name].append(bench.rate(way))
-        for name, found in rates.items():
-            print(
-                f"  {name:45} median {statistics.median(found):6.0f} MB/s  best {max(found):6.0f}"
-            )
-        limit, peer, ours = rates.values()
-        to_limit = statistics.median(o / p for o, p in zip(ours, limit, strict=True))
-        to_peer = statistics.median(o / p for o, p in zip(ours, peer, strict=True))
-        print(f"  ours / peer {to_peer:.2f}, aim: at least 0.50, {verdict(to_peer >= 0.5)}")
-        print(f"  ours / limit {to_limit:.2f} (the limit writes no file)")
+                rates[name].append(way())
+    for name, found in rates.items():
+        print(f"  {name:45} median {statistics.median(found):6.0f} MB/s  best {max(found):6.0f}")
+    peer, memory, ours, single, *iperf = rates.values()
+    to_peer = ratio(ours, peer)
+    print(
+        f"  ours / plain file to file {to_peer:.2f}, one at a time {ratio(single, peer):.2f}; "
+        f"aim: at least 0.50, {verdict(to_peer >= 0.5)}"
+    )
+    print(f"  ours / memory to memory {ratio(ours, memory):.2f} (which reads and writes no file)")
+    if iperf:
+        to_one, to_many = ratio(ours, iperf[0]), ratio(ours, iperf[1])
+        print(
+            f"  ours / iperf3, which moves memory only, {to_one:.2f}; with {STREAMS} streams {to_many:.2f}; "
+            f"one at a time / one stream {ratio(single, iperf[0]):.2f}; "
+            f"aim: at least 0.50 of iperf3, {verdict(to_one >= 0.5)}"
+        )
+
+
+def ratio(ours: list[float], peer: list[float]) -> float:
+    """The median of the ratios of measurements next to each other."""
+    return statistics.median(o / p for o, p in zip(ours, peer, strict=True))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="smaller numbers, less to trust")
+    parser.add_argument("--only", choices=("planning", "shares", "transfers", "order"))
     parser.add_argument("--folder", help="where transferred files go")
     options = parser.parse_args()
-    planning(5 if options.quick else 21)
-    shares(200_000 if options.quick else 4_096_000)
-    transfers(64 if options.quick else 256, 3 if options.quick else 9, options.folder)
-    order(1_000_000 if options.quick else 10_000_000)
+    quick = options.quick
+    sections: dict[str, Callable[[], None]] = {
+        "planning": lambda: planning(5 if quick else 21),
+        "shares": lambda: shares(200_000 if quick else 4_096_000),
+        "transfers": lambda: transfers(64 if quick else 256, 3 if quick else 9, options.folder),
+        "order": lambda: order(1_000_000 if quick else 10_000_000),
+    }
+    for name, measure in sections.items():
+        if options.only in (None, name):
+            measure()
 
 
 if __name__ == "__main__":

@@ -58,9 +58,9 @@ class Launched:
 
     def end(self):
         """Read to the end; the exit code."""
-        out, self.errors = self.process.communicate(timeout=100)
-        self.events += [json.loads(line) for line in out.splitlines()]
-        return self.process.returncode
+        self.events += [json.loads(line) for line in self.process.stdout]
+        self.errors = self.process.stderr.read()
+        return self.process.wait(timeout=100)
 
     def all(self, kind: str):
         return [event for event in self.events if event["event"] == kind]
@@ -160,6 +160,18 @@ def test_a_standby_takes_the_place_of_a_dead_worker_without_a_start(launch):
     assert launched.end() == 143
 
 
+def test_a_dead_worker_is_replaced_by_the_spare_that_was_started_for_it(launch):
+    launched = launch("-n", "1", arguments=["--steps", "100000"])
+    assert launched.until("spare_ready")["worker"] == "worker-1"
+    os.kill(launched.record.workers["worker-0"].pid, signal.SIGKILL)
+    launched.saw_members(lambda members: members == {"worker-1"})
+    assert launched.had("spare_ready", worker="worker-2")
+    assert set(launched.record.workers) == {"worker-1"}
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.end() == 130
+    assert [event["worker"] for event in launched.all("worker_exited")] == ["worker-0", "worker-1"]
+
+
 def test_scaling_and_leaving_are_followed(launch):
     options = ["-n", "1", "--max-workers", "3"]
     launched = launch(*options, arguments=["--steps", "100000"])
@@ -175,10 +187,8 @@ def test_scaling_and_leaving_are_followed(launch):
         launched.had("worker_released", worker=leaver)
         launched.process.send_signal(signal.SIGINT)
         assert launched.end() == 130
-    told = [line for line in launched.notices.splitlines() if line.startswith(leaver)]
-    # How many are wanted then depends on whether the first to retire was seen to go before the news of
-    # why: in that order it is replaced, and the replacement is the surplus that the leaver takes along.
-    assert any(line.startswith(f"{leaver} leaves as asked") for line in told)
+    assert "retires: a test wants 2 workers" in launched.notices
+    assert f"{leaver} retires: a test asked for it; 1 worker wanted now" in launched.notices
     assert not launched.record.workers
     assert len(launched.all("worker_started")) == 3
 

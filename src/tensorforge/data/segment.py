@@ -181,6 +181,11 @@ class Segment:
         """What a block's checksum was when it was packed."""
         return self._checksums[block]
 
+    def stored_block(self, block: int) -> memoryview:
+        """A block as it lies in the file, not verified: for receivers that compare it themselves."""
+        low = block * BLOCK
+        return self._read(HEADER.size + low, min(BLOCK, self.body_bytes - low))
+
     def sample_range(self, start: int, stop: int) -> tuple[int, int]:
         """Offset and length in the body of the samples `[start, stop)`, lengths not included."""
         low, high = self._offset(start - self.start), self._offset(stop - self.start)

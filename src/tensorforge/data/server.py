@@ -10,9 +10,9 @@ import ssl
 import threading
 from collections.abc import Iterator
 from types import TracebackType
-from typing import BinaryIO, Self
+from typing import Self
 
-from tensorforge.data.segment import BLOCK, HEADER, Segment
+from tensorforge.data.segment import BLOCK
 from tensorforge.data.store import ShardStore, checksum_of_checksums
 from tensorforge.data.stream import RangeStream
 from tensorforge.data.wire import (
@@ -191,25 +191,13 @@ class ShardServer:
     def _send_chunks(
         self, connection: Connection, stream: RangeStream, offset: int, generation: int
     ) -> None:
-        with _OpenFiles(self._store) as files:
-            for number in range(offset // BLOCK, stream.blocks):
-                if self._generation != generation or self._closed:
-                    return  # the peer finds out why when it asks again
-                source = stream.source_of(number) if self._tls is None else None
-                file = None if source is None else files.of(source[0])
-                if source is None or file is None:
-                    block = stream.block(number)
-                    header = CHUNK_HEADER.pack(len(block), stream.block_checksum(number))
-                    connection.socket.sendall(header)
-                    connection.socket.sendall(block)
-                    self.bytes_sent += len(block)
-                else:
-                    _, at, length, crc = source
-                    connection.socket.send(CHUNK_HEADER.pack(length, crc), socket.MSG_MORE)
-                    sent = connection.socket.sendfile(file, HEADER.size + at, length)
-                    self.bytes_sent += sent
-                    if sent < length:
-                        return  # the file was cut short; the peer finds it incomplete
+        for number in range(offset // BLOCK, stream.blocks):
+            if self._generation != generation or self._closed:
+                return  # the peer finds out why when it asks again
+            block, recorded = stream.chunk(number)
+            connection.socket.sendall(CHUNK_HEADER.pack(len(block), recorded))
+            connection.socket.sendall(block)
+            self.bytes_sent += len(block)
 
     def __enter__(self) -> Self:
         return self
@@ -221,33 +209,6 @@ class ShardServer:
         trace: TracebackType | None,
     ) -> None:
         self.close()
-
-
-class _OpenFiles:
-    """The files of the segments that one answer is sent from."""
-
-    def __init__(self, store: ShardStore) -> None:
-        self._store = store
-        self._found: dict[str, BinaryIO | None] = {}
-
-    def of(self, segment: Segment) -> BinaryIO | None:
-        """The segment's file, or `None` if it was released meanwhile: then its memory is still there."""
-        if segment.name not in self._found:
-            self._found[segment.name] = self._store.open_file(segment)
-        return self._found[segment.name]
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for file in self._found.values():
-            if file is not None:
-                file.close()
 
 
 def _agreed_offset(stream: RangeStream, request: ShardRequest) -> int:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO, Self, cast
+from typing import Any, Self, cast
 
 from tensorforge.data.intervals import IntervalSet
 from tensorforge.data.segment import (
@@ -147,13 +147,6 @@ class ShardStore:
             raise NotFoundError(f"{self.folder} does not hold {missing}")
         return RangeStream(self._segments, start, stop)
 
-    def open_file(self, segment: Segment) -> BinaryIO | None:
-        """A segment's file, opened for the caller, who closes it; `None` if it is gone."""
-        try:
-            return (self.folder / "segments" / segment.name).open("rb", buffering=0)
-        except FileNotFoundError:
-            return None
-
     def put(self, start: int, stop: int, samples: Any) -> None:
         """Store samples that are in memory: an array, or a list of records."""
         body = body_of(self.info.schema, start, stop, samples)
@@ -180,6 +173,21 @@ class ShardStore:
                     (self.folder / "segments" / segment.name).unlink(missing_ok=True)
             self.refresh()
             return before - self.held
+
+    def drop(self, index: int) -> None:
+        """Delete the segment that holds sample `index`: it is damaged."""
+        with self._lock:
+            segment = find_segment(self._segments, index)
+            if segment is not None:
+                (self.folder / "segments" / segment.name).unlink(missing_ok=True)
+                self.refresh()
+
+    def clear_incoming(self, keep: Sequence[tuple[int, int]] = ()) -> None:
+        """Delete what is left of ranges that nobody fetches any more; `keep` are those that go on."""
+        wanted = {f"{segment_name(start, stop)[:-4]}.part" for start, stop in keep}
+        for path in (self.folder / "incoming").iterdir():
+            if path.name not in wanted:
+                path.unlink(missing_ok=True)
 
     def verify(self) -> None:
         """Compare every byte with its checksum; `IntegrityError` names the first that differs."""
@@ -278,7 +286,10 @@ class PartFile:
         """Throw away what is here: it is not the beginning of what the source has."""
         self._checksums, self.verified_bytes = [], 0
         with self._writing():
-            os.ftruncate(self._descriptor, 0)
+            if os.fstat(
+                self._descriptor
+            ).st_size:  # ext4 flushes a truncated file when it is closed
+                os.ftruncate(self._descriptor, 0)
             os.pwrite(self._descriptor, encode_header(self.start, self.stop, self.body_bytes), 0)
 
     @property

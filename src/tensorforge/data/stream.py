@@ -53,20 +53,18 @@ class RangeStream:
         """How many chunks the stream has."""
         return block_count(self.body_bytes)
 
-    def source_of(self, block: int) -> tuple[Segment, int, int, int] | None:
-        """Segment, offset in its body, length and recorded checksum, if a block is one there too.
+    def chunk(self, number: int) -> tuple[memoryview, int]:
+        """One chunk to send, and its checksum.
 
-        Such a block can be sent as it lies in the file.
+        A chunk that is also a block of a segment is given as it lies there, not verified, with the checksum
+        that was recorded: the receiver compares them. Any other is cut out of verified bytes.
         """
-        offset = block * BLOCK
-        length = min(BLOCK, self.body_bytes - offset)
-        piece = self._pieces[bisect_right(self._offsets, offset) - 1]
-        at = piece.segment_offset + offset - piece.offset
-        if piece.segment is None or at % BLOCK or offset + length > piece.offset + piece.length:
-            return None
-        if length < BLOCK and at + length != piece.segment.body_bytes:
-            return None
-        return piece.segment, at, length, piece.segment.recorded_checksum(at // BLOCK)
+        source = self._block_of(number)
+        if source is None:
+            block = self.block(number)
+            return block, checksum(block)
+        segment, index = source
+        return segment.stored_block(index), segment.recorded_checksum(index)
 
     def block(self, number: int) -> memoryview:
         """The verified bytes of one chunk."""
@@ -74,8 +72,23 @@ class RangeStream:
 
     def block_checksum(self, number: int) -> int:
         """The checksum of one chunk: the recorded one where there is one."""
-        source = self.source_of(number)
-        return checksum(self.block(number)) if source is None else source[3]
+        source = self._block_of(number)
+        if source is None:
+            return checksum(self.block(number))
+        segment, index = source
+        return segment.recorded_checksum(index)
+
+    def _block_of(self, number: int) -> tuple[Segment, int] | None:
+        """The segment and its block that a chunk is, if it is one."""
+        offset = number * BLOCK
+        length = min(BLOCK, self.body_bytes - offset)
+        piece = self._pieces[bisect_right(self._offsets, offset) - 1]
+        at = piece.segment_offset + offset - piece.offset
+        if piece.segment is None or at % BLOCK or offset + length > piece.offset + piece.length:
+            return None
+        if length < BLOCK and at + length != piece.segment.body_bytes:
+            return None
+        return piece.segment, at // BLOCK
 
     def read(self, offset: int, length: int) -> memoryview:
         """Verified bytes of the stream, copied only where they lie apart."""

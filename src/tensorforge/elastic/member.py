@@ -332,8 +332,14 @@ class ClusterMember:
             self._say_goodbye(messages.Leave, reason)
 
     def wait_for_release(self, timeout: float | None = None) -> bool:
-        """Wait until the others need this worker no more; `False` if that did not come in time."""
+        """Wait until the others need this worker no more; `False` if that did not come in time.
+
+        Call it when training has stopped here: the coordinator is told that, too.
+        """
         with self._changed:
+            announced = self._state.announced
+            if announced is not None and self.worker_id not in announced:
+                self.ready(announced.epoch, committed_step=self._state.committed_step)
             return self._changed.wait_for(lambda: self._state.is_over, timeout)
 
     def finish(self, reason: str = "") -> None:
@@ -386,6 +392,7 @@ class ClusterMember:
                 worker=metadata.worker_id,
                 incarnation=self._state.incarnation,
                 generation=self._state.generation,
+                previous=self._state.previous,
                 local_world_size=metadata.local_world_size,
                 attributes=dict(metadata.custom_attributes),
             )

@@ -18,6 +18,13 @@ class WorkerStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class SpareReady:
+    """The process that will be the next worker has done its imports."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerJoined:
     """The coordinator knows the worker, as a member or as a standby."""
 
@@ -34,10 +41,14 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReleased:
-    """The coordinator let the worker go after a graceful leave that was asked of it."""
+    """The coordinator let the worker go after a graceful leave that was asked of it.
+
+    `surplus`: because fewer workers are wanted, not because this one was to go.
+    """
 
     worker: str
     reason: str = ""
+    surplus: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,6 +158,7 @@ class Tick:
 
 Event: TypeAlias = (
     WorkerStarted
+    | SpareReady
     | WorkerJoined
     | WorkerLost
     | WorkerReleased

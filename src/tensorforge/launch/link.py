@@ -9,16 +9,24 @@ import contextlib
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.elastic.view import ClusterView
 from tensorforge.errors import TensorForgeError
 
-Wish: TypeAlias = Callable[[CoordinatorClient], object]
+Wish: TypeAlias = Callable[[CoordinatorClient], ClusterView]
 
 _RETRY_SECONDS = 0.1
-_ATTEMPTS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """A view that came by itself, or the answer to a wish: `None` if it was refused."""
+
+    view: ClusterView | None
+    answers: bool = False
 
 
 class CoordinatorLink:
@@ -27,8 +35,8 @@ class CoordinatorLink:
     def __init__(self, address: str, token: str | None, on_news: Callable[[], None]) -> None:
         self._client = CoordinatorClient(address, token=token, timeout=5.0)
         self._on_news = on_news
-        self._views: queue.SimpleQueue[ClusterView] = queue.SimpleQueue()
-        self._wishes: queue.SimpleQueue[Wish | None] = queue.SimpleQueue()
+        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._wishes: queue.SimpleQueue[tuple[Wish, bool] | None] = queue.SimpleQueue()
         self._closing = threading.Event()
         self._threads = [
             threading.Thread(target=self._watch, name="coordinator-watch", daemon=True),
@@ -37,17 +45,21 @@ class CoordinatorLink:
         for thread in self._threads:
             thread.start()
 
-    def take(self) -> list[ClusterView]:
-        """The views that came since the last call, oldest first."""
-        found: list[ClusterView] = []
+    def take(self) -> list[News]:
+        """What came since the last call, as it came."""
+        found: list[News] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                found.append(self._views.get_nowait())
+                found.append(self._news.get_nowait())
         return found
 
-    def wish(self, wish: Wish) -> None:
-        """Have something asked of the coordinator, as soon as it can be reached, in order."""
-        self._wishes.put(wish)
+    def set_target(self, workers: int) -> None:
+        """Ask for so many workers; the answer comes as news."""
+        self._wishes.put((lambda client: client.scale(workers, "the launcher"), True))
+
+    def report_exit(self, worker: str, reason: str, pid: int) -> None:
+        """Tell that a worker's process ended."""
+        self._wishes.put((lambda client: client.report_exit(worker, reason, pid), False))
 
     def close(self) -> None:
         """Give the connection up; wishes that were not delivered are forgotten."""
@@ -62,20 +74,30 @@ class CoordinatorLink:
             # A closed channel raises ValueError; any other error means that it is away for now.
             with contextlib.suppress(TensorForgeError, ValueError):
                 for view in self._client.watch():
-                    self._views.put(view)
-                    self._on_news()
+                    self._tell(News(view))
             self._closing.wait(_RETRY_SECONDS)
 
     def _speak(self) -> None:
-        while (wish := self._wishes.get()) is not None and not self._closing.is_set():
-            for _ in range(_ATTEMPTS):
-                try:
-                    wish(self._client)
-                    break
-                except TensorForgeError as error:
-                    if not error.retryable:
-                        break  # it was heard and refused: the next view shows what holds instead
-                except ValueError:
-                    return
-                if self._closing.wait(_RETRY_SECONDS):
-                    return
+        while (asked := self._wishes.get()) is not None:
+            wish, wants_answer = asked
+            try:
+                view = self._fulfil(wish)
+            except ValueError:
+                return  # the channel was closed
+            if wants_answer:
+                self._tell(News(view, answers=True))
+
+    def _fulfil(self, wish: Wish) -> ClusterView | None:
+        """Ask until it is heard, in order, however long the coordinator is away; `None` if it is refused."""
+        while not self._closing.is_set():
+            try:
+                return wish(self._client)
+            except TensorForgeError as error:
+                if not error.retryable:
+                    return None  # the next view shows what holds instead
+            self._closing.wait(_RETRY_SECONDS)
+        return None
+
+    def _tell(self, news: News) -> None:
+        self._news.put(news)
+        self._on_news()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from datetime import timedelta
 
 from tensorforge.elastic.records import RescaleRecord
 from tensorforge.elastic.view import ClusterView, WorkerView
@@ -19,18 +21,63 @@ from tensorforge.launch.events import (
 )
 
 _PHASES = ("detection", "decision", "barrier", "forming", "first_commit")
+_SURPLUS = re.compile(r" wants \d+ workers$")
+_LATENESS = timedelta(minutes=1)
 COMPLETED = "completed"
 
 
-def changes(old: ClusterView | None, new: ClusterView) -> Iterator[Event]:
-    """What happened between two views of one run; `None` stands for nothing seen yet.
+class Observer:
+    """Follows one run: views in, events out.
 
-    A new target comes before the departures that follow from it. The first view's target is no change:
-    the launcher has just set it, or is about to.
+    Views come from a stream and as answers to the launcher's own wishes, so an older one may arrive after
+    a newer one; it is passed over. The number of workers that is wanted is compared only while no wish of the
+    launcher's is under way: its own wishes are no news, and before they arrive the coordinator shows an
+    older number.
     """
-    if old is not None and new.desired_workers not in (None, old.desired_workers):
-        yield TargetChanged(new.desired_workers or 0)
-    yield from _departures(old, new)
+
+    def __init__(self) -> None:
+        self._seen: ClusterView | None = None
+        self._target: int | None = None
+        self._under_way = 0
+
+    def asked(self, workers: int) -> None:
+        """The launcher asks for so many workers; a call of `look` with `answers` will tell of the end."""
+        self._target = workers
+        self._under_way += 1
+
+    def look(self, view: ClusterView | None, *, answers: bool = False) -> Iterator[Event]:
+        """What is new. `answers`: this is what a wish came to, `None` if it was refused."""
+        self._under_way -= answers
+        if view is None or self._is_older(view):
+            yield from self._another_target()
+            return
+        old, self._seen = self._seen, view
+        yield from self._another_target()
+        yield from changes(old, view)
+
+    def _is_older(self, view: ClusterView) -> bool:
+        seen = self._seen
+        if seen is None or seen.taken_at is None or view.taken_at is None:
+            return False
+        # Much older: the clock was set back, or a coordinator elsewhere took over.
+        return timedelta(0) < seen.taken_at - view.taken_at < _LATENESS
+
+    def _another_target(self) -> Iterator[Event]:
+        """A target comes before the departures that follow from it."""
+        if self._seen is None or self._under_way:
+            return
+        wanted = self._seen.desired_workers
+        if wanted is not None and wanted != self._target:
+            self._target = wanted
+            yield TargetChanged(wanted)
+
+
+def changes(old: ClusterView | None, new: ClusterView) -> Iterator[Event]:
+    """What happened between two views of one run; `None` stands for nothing seen yet."""
+    # Whoever goes because fewer are wanted comes first: of those who leave beyond that, one fewer is wanted.
+    yield from sorted(
+        _departures(old, new), key=lambda e: not (isinstance(e, WorkerReleased) and e.surplus)
+    )
     yield from _arrivals(old, new)
     yield from _formations(old, new)
     yield from _progress(old, new)
@@ -52,7 +99,7 @@ def _departures(old: ClusterView | None, new: ClusterView) -> Iterator[Event]:
     for name, worker in after.items():
         known = before.get(name)
         if worker.leave_reason is not None and (known is None or known.leave_reason is None):
-            yield WorkerReleased(name, worker.leave_reason)
+            yield _released(name, worker.leave_reason)
     for name, worker in before.items():
         if name in after and after[name].incarnation == worker.incarnation:
             continue
@@ -60,9 +107,24 @@ def _departures(old: ClusterView | None, new: ClusterView) -> Iterator[Event]:
         if worker.leave_reason is not None:
             continue
         if reason is not None and not reason.startswith(f"{name} failed"):
-            yield WorkerReleased(name, reason)
+            yield _released(name, reason)
         else:
             yield WorkerLost(name, _without_name(reason, name))
+    for name, reason in _passed_unseen(old, new).items():
+        if name not in before and name not in after and not reason.startswith(f"{name} failed"):
+            yield _released(name, reason)
+
+
+def _passed_unseen(old: ClusterView | None, new: ClusterView) -> dict[str, str]:
+    """Whoever was removed since the old view, with the reason: some came and went between the two."""
+    if old is None:
+        return {}
+    fresh = [record.removed for record in new.rescales if record.generation > old.generation]
+    return {name: reason for removed in fresh for name, reason in removed.items()}
+
+
+def _released(name: str, reason: str) -> WorkerReleased:
+    return WorkerReleased(name, reason, surplus=_SURPLUS.search(reason) is not None)
 
 
 def _why_it_went(name: str, view: ClusterView) -> str | None:

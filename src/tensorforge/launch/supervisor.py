@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 from tensorforge.launch.budget import RestartBudget, backoff
 from tensorforge.launch.coordinator_care import CoordinatorCare
+from tensorforge.launch.departures import Departures
 from tensorforge.launch.events import (
     CoordinatorExited,
     CoordinatorStarted,
@@ -51,10 +52,6 @@ from tensorforge.launch.instructions import (
 )
 from tensorforge.launch.policy import SupervisionPolicy
 
-EXPLANATION_TIMEOUT = 15.0
-"""Seconds for the coordinator to tell why a worker ended with code 0."""
-NOBODY_JOINED_TIMEOUT = 3.0
-"""The same while it has not heard of anybody yet: then there is little to tell."""
 ECHO = "TrainingAbortedError"
 """What the workers of a run raise when the run has ended for a reason that is known elsewhere."""
 SHRINK_TIMEOUT = 10.0
@@ -88,8 +85,7 @@ class Supervisor:
         self._deaths_in_a_row = 0
         self._suspect: tuple[str | None, UserFailure | None] = (None, None)
         self._signatures: set[tuple[str, str]] = set()
-        self._released: set[str] = set()
-        self._unexplained: dict[str, float] = {}
+        self._departures = Departures()
         self._ever_joined = False
         self._is_finished = False
         self._is_complete = False
@@ -113,6 +109,16 @@ class Supervisor:
     def workers(self) -> tuple[str, ...]:
         """The workers whose processes are taken to run, in the order of their start."""
         return tuple(self._workers)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everybody who was started is with the coordinator: nothing is waited for."""
+        everybody = self._workers.values()
+        return self._phase is Phase.RUNNING and all(w.joined or w.leaving for w in everybody)
+
+    def next_names(self, count: int) -> list[str]:
+        """What the next workers will be called."""
+        return [f"worker-{self._count + number}" for number in range(count)]
 
     def restarts_left(self, now: float) -> int:
         """What is left of the restart budget."""
@@ -141,7 +147,7 @@ class Supervisor:
 
     def _deadlines(self) -> Iterator[float]:
         yield from self._owed
-        yield from self._unexplained.values()
+        yield from self._departures.deadlines()
         if self._care.due is not None:
             yield self._care.due
         if self._shrink_at is not None and self._phase is Phase.RUNNING:
@@ -156,12 +162,14 @@ class Supervisor:
 
     def _coordinator_started(self, event: CoordinatorStarted, now: float) -> None:
         self._say(f"coordinator at {event.address}", Level.INFO)
+        self._departures.coordinator_is(True, now)
         if self._care.serves(now):
             # A journal from an earlier launch may ask for another number.
             self._out.append(SetTarget(self._target))
 
     def _coordinator_exited(self, event: CoordinatorExited, now: float) -> None:
         what = f"the coordinator {describe_exit(event.code)}"
+        self._departures.coordinator_is(False, now)
         if not self._care.died(now):
             self._stop(Outcome(1, f"{what} and does not stay up"), now, graceful=self._ever_joined)
             return
@@ -186,21 +194,29 @@ class Supervisor:
 
     def _worker_released(self, event: WorkerReleased, now: float) -> None:
         worker = self._workers.get(event.worker)
-        if self._phase is not Phase.RUNNING or event.worker in self._released:
+        if self._phase is not Phase.RUNNING or not self._departures.is_news(event.worker):
             return
         self._guest_went(event.worker)
+        explained = self._departures.release(event.worker)
         if worker is not None and not worker.leaving:
             self._out += worker.retire(now, tell=False)
-        elif self._unexplained.pop(event.worker, None) is None:
+        elif not explained:
             return
-        self._released.add(event.worker)
-        if self._surplus() < 0:
+        self._left(event.worker, event.reason, surplus=event.surplus)
+
+    def _left(self, name: str, reason: str, *, surplus: bool = False) -> None:
+        """One fewer is wanted, unless fewer were asked for already, or it was no more than a standby."""
+        told = reason or f"{name} leaves as asked"
+        counts = not surplus and (name in self._members or not self._policy.standbys)
+        if counts and self._surplus() + len(self._owed) < 0:
             self._target = self._within_limits(self._target - 1)
             self._ask_for_all()
-        self._say(f"{event.worker} leaves as asked; {self._target} workers wanted now", Level.INFO)
+            told += f"; {_workers(self._target)} wanted now"
+        self._say(told, Level.INFO, name)
 
     def _worker_concluded(self, event: WorkerConcluded, _now: float) -> None:
         self._is_complete = self._is_complete or event.outcome == "complete"
+        self._departures.concluded(event.worker, event.outcome)
 
     def _worker_exited(self, event: WorkerExited, now: float) -> None:
         worker = self._workers.pop(event.worker, None)
@@ -214,8 +230,7 @@ class Supervisor:
         elif worker.doom is not None:
             self._failed(worker, worker.doom, None, now)
         elif event.code == 0:
-            patience = EXPLANATION_TIMEOUT if self._ever_joined else NOBODY_JOINED_TIMEOUT
-            self._unexplained[worker.name] = now + patience
+            self._departures.exited(worker.name, now, anybody_joined=self._ever_joined)
         else:
             self._failed(worker, describe_exit(event.code), event.failure, now)
 
@@ -243,7 +258,7 @@ class Supervisor:
         wanted = self._within_limits(event.workers - len(self._guests))
         if wanted == self._target:
             return
-        self._say(f"{wanted} local workers wanted instead of {self._target}", Level.INFO)
+        self._say(f"{_workers(wanted, 'local ')} wanted instead of {self._target}", Level.INFO)
         self._target, self._forfeited = wanted, 0
         self._shrink_at = now + SHRINK_TIMEOUT
 
@@ -255,7 +270,7 @@ class Supervisor:
                 worker.await_end(now)
         self._is_finished = True
         self._owed.clear()
-        self._unexplained.clear()
+        self._departures.clear()
 
     def _training_aborted(self, event: TrainingAborted, now: float) -> None:
         if self._phase is Phase.RUNNING:
@@ -368,7 +383,7 @@ class Supervisor:
     def _surplus(self) -> int:
         """How many more run, or may yet be explained, than are wanted."""
         wanted = max(0, self._target + self._policy.standbys - self._forfeited)
-        return len(self._live()) + len(self._unexplained) - wanted
+        return len(self._live()) + len(self._departures) - wanted
 
     def _start(self, now: float) -> None:
         worker = Hand(f"worker-{self._count}", self._policy, now)
@@ -385,9 +400,10 @@ class Supervisor:
             self._out.append(StartCoordinator())
         for worker in list(self._workers.values()):
             self._out += worker.check(now)
-        for name, limit in list(self._unexplained.items()):
-            if now >= limit:
-                del self._unexplained[name]
+        for name in self._departures.overdue(now):
+            if self._departures.left_by_itself(name):
+                self._left(name, f"{name} left")
+            else:
                 self._ended_unasked(name, now)
         if self._phase is Phase.RUNNING:
             self._check_progress(now)
@@ -424,7 +440,7 @@ class Supervisor:
     def _stop_starting(self, outcome: Outcome) -> None:
         self._phase, self._outcome = Phase.STOPPING, outcome
         self._owed.clear()
-        self._unexplained.clear()
+        self._departures.clear()
 
     def _stop(self, outcome: Outcome, now: float, *, graceful: bool = True) -> None:
         self._stop_starting(outcome)
@@ -447,3 +463,7 @@ class Supervisor:
 
     def _say(self, text: str, level: Level, worker: str | None = None) -> None:
         self._out.append(Say(text, level, worker))
+
+
+def _workers(count: int, which: str = "") -> str:
+    return f"{count} {which}worker{'' if count == 1 else 's'}"

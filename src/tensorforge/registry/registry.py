@@ -16,6 +16,7 @@ from tensorforge.errors import AlreadyExistsError, ConflictError, InvalidInputEr
 from tensorforge.registry import changes, labels, moves
 from tensorforge.registry.audit import AuditFact
 from tensorforge.registry.idempotency import RequestKey, earlier_answer, remember
+from tensorforge.registry.labels import insert_tags
 from tensorforge.registry.lifecycle import SERVING_STATES, DeploymentState
 from tensorforge.registry.models import (
     Actor,
@@ -40,10 +41,10 @@ from tensorforge.registry.registering import (
     next_version,
 )
 from tensorforge.registry.rows import (
-    Row,
     find_model,
     find_version,
     or_null,
+    read_model,
     to_metadata,
     to_validation,
     validation_query,
@@ -59,9 +60,10 @@ from tensorforge.registry.schema import (
     VERSIONS,
 )
 from tensorforge.registry.shapes import DueBump
-from tensorforge.registry.times import to_micros
+from tensorforge.registry.times import from_micros, to_micros
 from tensorforge.registry.versions import Bump, ModelVersion
 from tensorforge.storage.database import IN_MEMORY, Database
+from tensorforge.storage.prepared import Row
 
 _SERVING = tuple(state.value for state in SERVING_STATES)
 _MAX_ERRORS = 100
@@ -116,9 +118,11 @@ class ModelRegistry(RegistryReader):
         tensors: Mapping[str, TensorSpec] | None = None,
         actor: Actor | None = None,
         request_key: RequestKey | None = None,
+        must_exist: bool = False,
     ) -> ModelMetadata:
         """Add a version, and its model if that is new; returns what was stored.
 
+        With `must_exist` a model that is new is a `NotFoundError` instead.
         `AlreadyExistsError` if the version is taken. `ConflictError` if its shapes would break the users of its
         neighbour with the same major version. With a `request_key`, repeating the same request
         returns what the first one stored.
@@ -129,7 +133,9 @@ class ModelRegistry(RegistryReader):
             earlier = self._earlier_version(connection, request_key)
             if earlier is not None:
                 return earlier
-            model = model_for_writing(connection, checked.model_id, who, now_us)
+            model = model_for_writing(
+                connection, checked.model_id, who, now_us, must_exist=must_exist
+            )
             kept = insert_version(connection, model, checked, tensors, who, now_us)
             if request_key:
                 remember(connection, request_key, checked.model_id, checked.version, now_us)
@@ -155,6 +161,7 @@ class ModelRegistry(RegistryReader):
         tensors: Mapping[str, TensorSpec] | None = None,
         actor: Actor | None = None,
         request_key: RequestKey | None = None,
+        must_exist: bool = False,
     ) -> tuple[ModelMetadata, DueBump]:
         """Register under the version that is due, whatever `metadata.version` says.
 
@@ -167,7 +174,9 @@ class ModelRegistry(RegistryReader):
             earlier = self._earlier_version(connection, request_key)
             if earlier is not None:
                 return earlier, DueBump(least, ("registered by the same request before",))
-            model = model_for_writing(connection, checked.model_id, who, now_us)
+            model = model_for_writing(
+                connection, checked.model_id, who, now_us, must_exist=must_exist
+            )
             version, due = next_version(connection, model["key"], checked, tensors, least)
             numbered = replace(checked, version=version)
             kept = insert_version(connection, model, numbered, tensors, who, now_us, is_next=True)
@@ -193,14 +202,25 @@ class ModelRegistry(RegistryReader):
         check_text("description", description)
         checked, who, now_us = check_tags(tags or {}), actor or local_actor(), self._now_us()
         with self._database.write() as connection:
-            if not (request_key and earlier_answer(connection, request_key)):
-                model = create_model(connection, model_id, who, now_us, description=description)
-                labels.change_model_tags(connection, model, checked, ())
-                if sla is not None:
-                    self._write_sla(connection, model, sla, who, now_us)
-                if request_key:
-                    remember(connection, request_key, model_id, None, now_us)
-        return self.get_model(model_id)
+            if request_key and earlier_answer(connection, request_key):
+                return read_model(connection, model_id)
+            model = create_model(connection, model_id, who, now_us, description=description)
+            insert_tags(connection, MODEL_TAGS, "model_key", model["key"], checked)
+            if sla is not None:
+                self._write_sla(connection, model, sla, who, now_us)
+            if request_key:
+                remember(connection, request_key, model_id, None, now_us)
+        return RegisteredModel(
+            model_id=model_id,
+            description=description,
+            created_at=from_micros(now_us),
+            updated_at=from_micros(now_us),
+            tags=dict(sorted(checked.items())),
+            aliases={},
+            sla=sla,
+            production=None,
+            version_count=0,
+        )
 
     def set_sla(self, model_id: str, sla: Sla | None, *, actor: Actor | None = None) -> None:
         """Say what every version must reach before it may be promoted; `None` for no limits."""

@@ -1,6 +1,7 @@
 """Servers and managers in one process, over real sockets on loopback."""
 
 import contextlib
+import os
 import socket
 import threading
 import time
@@ -432,6 +433,20 @@ def test_a_source_whose_file_rotted_is_found_out_and_replaced(place, samples):
     report = place.manager(store, origin=place.origin()).transfer(move(source, 0, 120))
     assert report.from_origin == 1
     assert same(store, samples, 0, 120)
+
+
+def test_a_source_whose_file_was_cut_short_breaks_off_and_goes_on_serving_others(place, samples):
+    source, server = place.source("one", (0, 60), (60, 120))
+    path = server._store.folder / "segments" / segment_name(0, 60)
+    os.truncate(path, HEADER.size + 2 * BLOCK)
+    store = place.store("mine")
+    with pytest.raises(TransferError, match="closed the connection"):
+        place.manager(store).transfer(move(source, 0, 60))
+    place.manager(store).transfer(move(source, 60, 120))
+    assert same(store, samples, 60, 120)
+    report = place.manager(store, origin=place.origin()).transfer(move(source, 0, 60))
+    assert (report.from_origin, report.bytes_received) == (1, 60 * ROW - 2 * BLOCK)
+    assert same(store, samples, 0, 60)
 
 
 def test_senders_wait_while_the_memory_for_chunks_is_used_up(place, samples):

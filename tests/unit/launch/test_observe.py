@@ -1,4 +1,6 @@
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
+
+import msgspec
 
 from tensorforge.elastic.messages import State
 from tensorforge.elastic.records import RescaleRecord, RunEnded
@@ -13,7 +15,7 @@ from tensorforge.launch.events import (
     WorkerLost,
     WorkerReleased,
 )
-from tensorforge.launch.observe import changes
+from tensorforge.launch.observe import Observer, changes
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -111,11 +113,64 @@ def test_a_leave_that_was_over_between_two_looks_is_told_too():
     assert found == [WorkerReleased("b", "b leaves: it asked to")]
 
 
+def asking(workers):
+    """An observer whose first wish was heard."""
+    observer = Observer()
+    observer.asked(workers)
+    list(observer.look(view(worker("a", 0), worker("b", 1), desired=workers), answers=True))
+    return observer
+
+
 def test_a_new_target_comes_before_the_departures_it_causes():
+    retires = "b retires: x wants 1 workers"
+    new = view(worker("a", 0), worker("b", 1, leaving=retires), desired=1)
+    released = WorkerReleased("b", retires, surplus=True)
+    assert list(asking(2).look(new)) == [TargetChanged(1), released]
+
+
+def test_those_who_go_because_fewer_are_wanted_come_first():
     old = view(worker("a", 0), worker("b", 1))
-    new = view(worker("a", 0), worker("b", 1, leaving="b retires: x wants 1"), desired=1)
-    assert between(old, new) == [TargetChanged(1), WorkerReleased("b", "b retires: x wants 1")]
-    assert TargetChanged(2) not in between(None, old)
+    left, retires = "a retires: x asked for it", "b retires: x wants 1 workers"
+    new = view(worker("a", 0, leaving=left), worker("b", 1, leaving=retires), desired=1)
+    assert between(old, new) == [
+        WorkerReleased("b", retires, surplus=True),
+        WorkerReleased("a", left),
+    ]
+
+
+def test_the_launchers_own_wishes_are_no_news_and_hide_older_numbers():
+    observer = asking(3)
+    observer.asked(2)
+    observer.asked(1)
+    members = worker("a", 0), worker("b", 1)
+    assert list(observer.look(view(*members, desired=3))) == []
+    assert list(observer.look(view(*members, desired=2), answers=True)) == []
+    assert list(observer.look(view(*members, desired=1), answers=True)) == []
+    assert list(observer.look(view(*members, desired=4))) == [TargetChanged(4)]
+
+
+def test_a_wish_that_was_refused_leaves_what_the_coordinator_shows():
+    observer = asking(3)
+    observer.asked(9)
+    assert list(observer.look(None, answers=True)) == [TargetChanged(3)]
+
+
+def test_a_view_that_was_overtaken_is_passed_over():
+    observer, later = asking(2), NOW + timedelta(seconds=1)
+    newer = msgspec.structs.replace(view(worker("a", 0), desired=1), taken_at=later)
+    older = msgspec.structs.replace(view(worker("a", 0), worker("b", 1)), taken_at=NOW)
+    assert TargetChanged(1) in list(observer.look(newer))
+    assert list(observer.look(older)) == []
+    set_back = msgspec.structs.replace(older, taken_at=NOW - timedelta(hours=1))
+    assert TargetChanged(2) in list(observer.look(set_back))
+
+
+def test_a_worker_that_came_and_went_between_two_views_is_told():
+    old = view(worker("a", 0), formed=1)
+    gone = rescale(3, removed={"b": "b leaves: SIGTERM", "c": "c failed: its stream broke"})
+    new = view(worker("a", 0), formed=3, rescales=[gone])
+    assert WorkerReleased("b", "b leaves: SIGTERM") in between(old, new)
+    assert not any(isinstance(event, WorkerLost) for event in between(old, new))
 
 
 def test_a_formation_is_told_and_told_again_when_its_first_step_is_timed():

@@ -6,6 +6,7 @@ import pytest
 import tensorforge
 from tensorforge.launch import stacks
 from tensorforge.launch.coordinator_care import ATTEMPTS
+from tensorforge.launch.departures import EXPLANATION_TIMEOUT, NOBODY_JOINED_TIMEOUT
 from tensorforge.launch.events import (
     CoordinatorExited,
     CoordinatorStarted,
@@ -39,12 +40,7 @@ from tensorforge.launch.instructions import (
 )
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.stacks import is_waiting_for_peers, script_stack
-from tensorforge.launch.supervisor import (
-    EXPLANATION_TIMEOUT,
-    NOBODY_JOINED_TIMEOUT,
-    SHRINK_TIMEOUT,
-    Supervisor,
-)
+from tensorforge.launch.supervisor import SHRINK_TIMEOUT, Supervisor
 from tensorforge.testing.clock import ManualClock
 
 
@@ -212,6 +208,39 @@ def test_the_exit_may_be_seen_before_the_release():
     assert driver.tell(WorkerReleased("worker-1")) == [SetTarget(2)]
     assert driver.wait(EXPLANATION_TIMEOUT) == []
     assert driver.supervisor.workers == ("worker-0", "worker-2")
+
+
+def test_a_worker_that_retires_because_fewer_are_wanted_takes_nobody_along():
+    driver = up(workers=3)
+    driver.tell(WorkerExited("worker-1", -9))
+    done = driver.tell(TargetChanged(2), WorkerReleased("worker-2", "fewer", surplus=True))
+    assert done == []
+    assert driver.supervisor.target == 2
+    assert driver.supervisor.workers == ("worker-0", "worker-2", "worker-3")
+    assert driver.tell(WorkerExited("worker-2", 0)) == []
+
+
+def test_a_standby_that_is_asked_to_leave_leaves_the_number_alone():
+    driver = up(workers=2, standbys=1)
+    driver.tell(GenerationFormed(1, ("worker-0", "worker-1")))
+    assert driver.tell(WorkerReleased("worker-2")) == [StartWorker("worker-3")]
+    assert driver.supervisor.target == 2
+
+
+def test_while_the_coordinator_is_away_nobody_has_to_explain_an_exit():
+    driver = up(workers=2)
+    driver.tell(CoordinatorExited(-9), WorkerExited("worker-1", 0))
+    assert driver.wait(10 * EXPLANATION_TIMEOUT) == []
+    driver.tell(CoordinatorStarted("a", 2))
+    assert driver.wait(EXPLANATION_TIMEOUT - 1) == []
+    assert driver.tell(WorkerReleased("worker-1")) == [SetTarget(1)]
+
+
+def test_a_worker_that_says_that_it_left_has_not_failed():
+    driver = up(workers=2)
+    driver.tell(WorkerConcluded("worker-1", "left"), WorkerExited("worker-1", 0))
+    assert driver.wait(EXPLANATION_TIMEOUT) == [SetTarget(1)]
+    assert driver.said[-1] == "worker-1 left; 1 worker wanted now"
 
 
 def test_a_worker_that_ends_early_for_no_reason_has_failed():

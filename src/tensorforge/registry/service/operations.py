@@ -149,13 +149,14 @@ class Operation:
             more |= {412, 428}
         return (self.status, *sorted(more))
 
-    def require_scope(self, principal: TokenRecord) -> None:
-        """Refuse whoever lacks the scope."""
-        if self.scope.value not in principal.scopes:
-            raise PermissionDeniedError(
-                f"the token {principal.name!r} has {', '.join(principal.scopes)}; "
-                f"this needs {self.scope.value}"
-            )
+
+def require_scope(scope: Scope, principal: TokenRecord) -> None:
+    """Refuse whoever lacks a scope."""
+    if scope.value not in principal.scopes:
+        raise PermissionDeniedError(
+            f"the token {principal.name!r} has {', '.join(principal.scopes)}; "
+            f"this needs {scope.value}"
+        )
 
 
 def read_query(kind: type[Kind], parameters: Mapping[str, Any]) -> Kind:

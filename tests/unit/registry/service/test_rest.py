@@ -402,7 +402,7 @@ def test_requests_are_counted(client):
         'tensorforge_registry_requests_total{operation="create_version",status="201"} 1.0' in text
     )
     assert 'operation="get_model",status="404"' in text
-    assert "tensorforge_registry_webhooks_waiting 0.0" in text
+    assert "tensorforge_registry_webhooks_waiting 0\n" in text
 
 
 def test_a_failure_that_nobody_expected_tells_nothing_inside(client, monkeypatch, served):

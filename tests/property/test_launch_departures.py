@@ -1,0 +1,263 @@
+"""Whoever is let go is not replaced, in whatever order the launcher hears of exits, reasons and numbers.
+
+A model of the coordinator is asked to scale and to remove workers. What it shows travels to the launcher
+with any delay, some of it never; the launcher's own wishes travel back with any delay; exits are seen at once.
+"""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime, timedelta
+
+import hypothesis.strategies as st
+from hypothesis import settings
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from tensorforge.elastic.messages import State
+from tensorforge.elastic.records import RescaleRecord
+from tensorforge.elastic.view import ClusterView, WorkerView
+from tensorforge.launch.departures import EXPLANATION_TIMEOUT
+from tensorforge.launch.events import CoordinatorExited, CoordinatorStarted, Tick, WorkerExited
+from tensorforge.launch.instructions import Retire, SetTarget, StartCoordinator, StartWorker
+from tensorforge.launch.observe import Observer
+from tensorforge.launch.policy import SupervisionPolicy
+from tensorforge.launch.supervisor import Supervisor
+
+SOAK = bool(os.environ.get("TENSORFORGE_SOAK"))
+START = datetime(2026, 1, 1, tzinfo=UTC)
+MOST = 6
+
+
+class Leader:
+    """The coordinator, as far as a launcher can see it."""
+
+    def __init__(self, desired):
+        self.desired = desired
+        self.workers: dict[str, str | None] = {}  # the reason why it leaves, if it does
+        self.history: list[RescaleRecord] = []
+        self.moments = 0
+
+    def staying(self):
+        return [name for name, reason in self.workers.items() if reason is None]
+
+    def scale(self, workers, by):
+        self.desired = workers
+        for name in self.staying()[workers:]:
+            self.dismiss(name, f"{name} retires: {by} wants {workers} workers")
+
+    def dismiss(self, name, why):
+        self.workers[name] = why
+
+    def drop(self, name, why):
+        del self.workers[name]
+        number = len(self.history) + 1
+        self.history.append(
+            RescaleRecord(
+                generation=number,
+                type="scale_down",
+                reason=why,
+                urgent=True,
+                paused=False,
+                added=(),
+                removed={name: why},
+                old_size=0,
+                new_size=0,
+                detection_ms=0.0,
+            )
+        )
+
+    def view(self):
+        self.moments += 1
+        return ClusterView(
+            run_id="default",
+            phase="active",
+            generation=len(self.history),
+            formed_generation=len(self.history),
+            workers=[self.show(rank, name) for rank, name in enumerate(self.workers)],
+            waiting=[],
+            desired_workers=self.desired,
+            min_workers=1,
+            max_workers=MOST,
+            state=State(step=-1, learning_rate=0.1),
+            losses=0,
+            consecutive_failures=0,
+            stale_messages=0,
+            refusals=0,
+            rescales=list(self.history),
+            taken_at=START + timedelta(milliseconds=self.moments),
+        )
+
+    def show(self, rank, name):
+        return WorkerView(
+            id=name,
+            address="127.0.0.1:1",
+            rank=rank,
+            status="active",
+            is_connected=True,
+            incarnation="1",
+            joined_at=START,
+            last_seen_ms=1.0,
+            leave_reason=self.workers[name],
+        )
+
+
+class Asked(RuleBasedStateMachine):
+    @initialize(workers=st.integers(1, 4))
+    def begin(self, workers):
+        policy = SupervisionPolicy(
+            workers=workers,
+            max_workers=MOST,
+            max_restarts=1000,
+            hang_timeout=None,
+            join_timeout=None,
+            stop_timeout=1e9,
+        )
+        self.now = 0.0
+        self.supervisor, self.observer = Supervisor(policy), Observer()
+        self.leader = Leader(workers)
+        self.running: set[str] = set()
+        self.wishes: list[int] = []
+        self.wire: list[tuple[ClusterView, bool]] = []
+        self.unseen = 0  # before this view arrives there is news of what was asked
+        self.arrived = 0
+        self.away = self.has_died = False
+        self.expected = workers
+        self.started, self.paid_for = 0, workers
+        self.supervisor.begin()
+        self.tell(CoordinatorStarted("a", 1))
+        self.settle()
+
+    def tell(self, event):
+        for order in self.supervisor.handle(event, self.now):
+            if isinstance(order, StartWorker):
+                self.started += 1
+                self.running.add(order.worker)
+                self.leader.workers[order.worker] = None
+            elif isinstance(order, SetTarget):
+                self.observer.asked(order.workers)
+                self.wishes.append(order.workers)
+            elif isinstance(order, Retire):
+                self.leader.dismiss(order.worker, f"{order.worker} leaves: SIGTERM")
+            elif isinstance(order, StartCoordinator):
+                self.away = False
+                self.tell(CoordinatorStarted("a", 2))
+
+    def pick(self, names, share):
+        return names[int(share * len(names))]
+
+    shares = st.floats(0, 1, exclude_max=True)
+    is_there = precondition(lambda self: not self.away)
+    someone_stays = precondition(lambda self: not self.away and bool(self.leader.staying()))
+
+    def is_calm(self):
+        """Two wishes that cross each other have no right order: an operator looks before scaling."""
+        answered = not any(answers for _, answers in self.wire)
+        return answered and not self.away and not self.wishes and self.arrived >= self.unseen
+
+    @precondition(is_calm)
+    @rule(workers=st.integers(1, MOST))
+    def an_operator_scales(self, workers):
+        self.paid_for += max(0, workers - self.expected)
+        self.expected = workers
+        self.leader.scale(workers, "an operator")
+        self.unseen = self.leader.moments + 1
+
+    @someone_stays
+    @rule(share=shares, by_itself=st.booleans())
+    def a_worker_is_to_leave(self, share, by_itself):
+        name = self.pick(self.leader.staying(), share)
+        why = "leaves: SIGTERM" if by_itself else "retires: an operator asked for it"
+        self.leader.dismiss(name, f"{name} {why}")
+        self.unseen = self.leader.moments + 1
+        self.paid_for += self.expected == 1  # at the minimum it is replaced
+        self.expected = max(1, self.expected - 1)
+
+    @precondition(lambda self: any(self.leader.workers.values()))
+    @rule(share=shares)
+    def a_leaver_ends(self, share):
+        leavers = [name for name, reason in self.leader.workers.items() if reason is not None]
+        name = self.pick(leavers, share)
+        self.leader.drop(name, self.leader.workers[name])
+        self.running.discard(name)
+        self.tell(WorkerExited(name, 0))
+
+    @someone_stays
+    @rule(share=shares)
+    def a_worker_dies(self, share):
+        name = self.pick(self.leader.staying(), share)
+        self.paid_for += 1
+        self.leader.drop(name, f"{name} failed: its stream broke")
+        self.running.discard(name)
+        self.tell(WorkerExited(name, -9))
+
+    @is_there
+    @rule()
+    def the_cluster_is_shown(self):
+        self.wire.append((self.leader.view(), False))
+
+    @precondition(lambda self: bool(self.wire))
+    @rule(share=shares)
+    def news_arrives(self, share):
+        """Answers may overtake views and the other way round; each of the two keeps its order."""
+        kind = self.pick(sorted({answers for _, answers in self.wire}), share)
+        at = next(i for i, (_, answers) in enumerate(self.wire) if answers is kind)
+        view, answers = self.wire.pop(at)
+        for event in self.observer.look(view, answers=answers):
+            self.tell(event)
+        moment = (view.taken_at - START) // timedelta(milliseconds=1)
+        self.arrived = max(self.arrived, moment)
+
+    @precondition(lambda self: not self.away and bool(self.wishes))
+    @rule()
+    def a_wish_is_heard(self):
+        self.leader.scale(self.wishes.pop(0), "the launcher")
+        self.wire.append((self.leader.view(), True))
+
+    @precondition(lambda self: not self.has_died)
+    @rule()
+    def the_coordinator_dies_and_comes_back(self):
+        self.away = self.has_died = True
+        self.tell(CoordinatorExited(-9))
+
+    @rule(seconds=st.floats(0, 1))
+    def time_passes(self, seconds):
+        self.now += seconds
+        self.tell(Tick())
+
+    def settle(self):
+        """Everything arrives, and everybody who was asked to go has gone."""
+        while self.away:
+            self.time_passes(20.0)
+        self.the_cluster_is_shown()
+        while True:
+            while any(self.leader.workers.values()):
+                self.a_leaver_ends(0.0)
+            if self.wishes:
+                self.a_wish_is_heard()
+            elif self.arrived < self.leader.moments or self.arrived < self.unseen:
+                self.the_cluster_is_shown()
+                while self.wire:
+                    self.news_arrives(0.0)
+            elif self.supervisor.deadline() is not None:
+                self.now = max(self.now, self.supervisor.deadline())
+                self.tell(Tick())
+                if self.supervisor.deadline() is not None:
+                    assert self.supervisor.deadline() > self.now
+            else:
+                break
+
+    def teardown(self):
+        if not hasattr(self, "supervisor"):
+            return
+        self.settle()
+        self.now += 2 * EXPLANATION_TIMEOUT
+        self.tell(Tick())
+        self.settle()
+        assert self.supervisor.target == self.expected, "a number that nobody asked for"
+        assert self.leader.desired == self.expected
+        assert len(self.running) == self.expected
+        assert self.started <= self.paid_for, "somebody was replaced once too often"
+
+
+Asked.TestCase.settings = settings(max_examples=2000 if SOAK else 150, stateful_step_count=30)
+TestAsked = Asked.TestCase
