@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -165,8 +166,8 @@ def start_echo_server() -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE)
 
 
-async def echo(server: subprocess.Popen[bytes], count: int, seconds: float) -> float:
-    """The limit: CPU microseconds per message of a gRPC echo server with nothing behind it."""
+async def echo(server: subprocess.Popen[bytes], count: int, seconds: float) -> dict[str, float]:
+    """The limit: the same messages to a gRPC echo server with nothing behind it."""
     try:
         _pin(server.pid, 0)
         port = int(server.stdout.readline())
@@ -174,33 +175,44 @@ async def echo(server: subprocess.Popen[bytes], count: int, seconds: float) -> f
         channels = [grpc.aio.insecure_channel(f"127.0.0.1:{port}", options) for _ in range(count)]
         calls = [channel.stream_stream("/echo.Echo/Join")() for channel in channels]
         beat = messages.Heartbeat(incarnation="s0000", generation=1, sequence=1)
-        data, exchanged = messages.to_bytes(beat), 0
+        data = messages.to_bytes(beat)
+        trips: list[float] = []
+        connected = asyncio.Barrier(count + 1)
 
         async def exchange(call, phase: float) -> None:
-            nonlocal exchanged
             await call.write(data)
             await call.read()
-            await asyncio.sleep(1.5 + phase)
+            await connected.wait()
+            await asyncio.sleep(phase)
             while True:
+                started = time.perf_counter()
                 await call.write(data)
                 await call.read()
-                exchanged += 1
-                await asyncio.sleep(1.0)
+                took = time.perf_counter() - started
+                trips.append(took * 1000)
+                await asyncio.sleep(max(0.0, 1.0 - took))
 
         tasks = [
             asyncio.create_task(exchange(call, index / count)) for index, call in enumerate(calls)
         ]
-        await asyncio.sleep(3.0)
+        await connected.wait()
+        await asyncio.sleep(1.5)
         process = psutil.Process(server.pid)
-        cpu, before = sum(process.cpu_times()[:2]), exchanged
+        cpu = sum(process.cpu_times()[:2])
+        trips.clear()
         await asyncio.sleep(seconds)
-        cpu, done = sum(process.cpu_times()[:2]) - cpu, exchanged - before
+        cpu = sum(process.cpu_times()[:2]) - cpu
+        measured = list(trips)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for channel in channels:
             await channel.close()
-        return cpu / max(1, done) * 1e6
+        return {
+            "cpu_us_per_beat": cpu / len(measured) * 1e6,
+            "p50_ms": percentile(measured, 50),
+            "p99_ms": percentile(measured, 99),
+        }
     finally:
         server.kill()
         server.wait()
@@ -333,14 +345,16 @@ def main() -> None:
     sizes = [50, 100] if options.quick else [100, 300, 1000]
     seconds = 3.0 if options.quick else 10.0
     _pin(os.getpid(), 1)
+    gc.disable()  # the pauses of a thousand workers in one process are not the coordinator's
     results = measure_load(sizes, seconds)
     limit = asyncio.run(echo(start_echo_server(), sizes[-1], seconds))
+    gc.enable()
     os.sched_setaffinity(0, range(os.cpu_count() or 1))
     rounds = 3 if options.quick else 15
     kills, bare = measure_kills(rounds), measure_bare_socket(rounds)
     torchrun = None if options.quick else measure_torchrun()
     if options.json:
-        print(json.dumps({"load": results, "kills_ms": kills, "bare_ms": bare}))
+        print(json.dumps({"load": results, "echo": limit, "kills_ms": kills, "bare_ms": bare}))
         return
     print("workers  CPU share  CPU µs/beat  p50 ms  p99 ms  told s  answered s  formed s  joined s")
     for row in results:
@@ -352,8 +366,11 @@ def main() -> None:
     small, large = results[0], results[-1]
     growth = large["cpu_us_per_beat"] / small["cpu_us_per_beat"]
     print(
-        f"limit: a gRPC echo of the same bytes costs {limit:.0f} µs a beat; "
-        f"the coordinator {large['cpu_us_per_beat'] / limit:.2f} times that"
+        f"limit: a gRPC echo of the same bytes to {large['workers']:.0f} peers costs "
+        f"{limit['cpu_us_per_beat']:.0f} µs a beat, p50 {limit['p50_ms']:.2f} ms, "
+        f"p99 {limit['p99_ms']:.2f} ms; "
+        f"the coordinator {large['cpu_us_per_beat'] / limit['cpu_us_per_beat']:.2f}, "
+        f"{large['p50_ms'] / limit['p50_ms']:.2f} and {large['p99_ms'] / limit['p99_ms']:.2f} times that"
     )
     acknowledged = large["acknowledged_s"]
     print(

@@ -150,7 +150,7 @@ def ours(repeats: int, folder: Path) -> dict[str, list[float]]:
 
 def peer_log() -> None:
     with Path(os.environ["BENCH_LOG"]).open("a") as file:
-        file.write(json.dumps({"time": time.time(), "pid": os.getpid()}) + "\n")
+        file.write(f"{os.getpid()} {time.time()}\n")
 
 
 def torchrun_worker() -> None:
@@ -204,14 +204,43 @@ def torchft_worker() -> None:
             peer_log()
 
 
-def lines(log: Path) -> list[dict]:
-    found = []
-    for line in log.read_text().splitlines() if log.exists() else []:
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            continue
-    return found
+class PeerLog:
+    """What the workers of a peer have written: who stepped when. Reads only what came since."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+        self.first: dict[int, float] = {}
+
+    def refresh(self) -> list[float]:
+        """When the steps that are new in the log were done."""
+        if not self._path.exists():
+            return []
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            data = file.read()
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        steps = [(int(pid), float(when)) for pid, when in map(bytes.split, whole.splitlines())]
+        for pid, when in steps:
+            self.first.setdefault(pid, when)
+        return [when for _, when in steps]
+
+    def members(self) -> set[int]:
+        """Everybody who has ever done a step."""
+        self.refresh()
+        return set(self.first)
+
+    def next_step_after(self, moment: float, patience: float) -> float:
+        """When the first step after `moment` was done."""
+        later: list[float] = []
+
+        def arrived() -> bool:
+            later.extend(when for when in self.refresh() if when > moment)
+            return bool(later)
+
+        wait_for(arrived, patience, "the next step")
+        return min(later)
 
 
 def wait_for(condition, seconds: float, what: str) -> None:
@@ -248,16 +277,16 @@ def torchrun(repeats: int, folder: Path) -> list[float]:
         )
         try:
             times, known = [], set()
+            seen = PeerLog(log)
+            fresh = lambda: seen.members() - known  # noqa: E731
             for _ in range(repeats):
-                fresh = lambda: {e["pid"] for e in lines(log)} - known  # noqa: E731, B023
-                wait_for(lambda: len(fresh()) == WORKERS, 90, "training")  # noqa: B023
+                wait_for(lambda: len(fresh()) == WORKERS, 90, "training")
                 members = fresh()
                 started = time.time()
-                os.kill(min(members), signal.SIGKILL)
+                os.kill(max(members), signal.SIGKILL)
                 known |= members
-                wait_for(lambda: bool(fresh()), 90, "the restart")  # noqa: B023
-                first = min(e["time"] for e in lines(log) if e["pid"] not in known)
-                times.append(first - started)
+                wait_for(lambda: bool(fresh()), 90, "the restart")
+                times.append(min(seen.first[pid] for pid in fresh()) - started)
             return times
         finally:
             stop(agent)
@@ -304,18 +333,17 @@ def torchft(repeats: int, folder: Path, *, tuned: bool) -> list[float]:
             for number in range(WORKERS):
                 start(number)
             times = []
+            seen = PeerLog(log)
             for number in range(WORKERS, WORKERS + repeats):
                 pids = {m.pid for m in members.values()}
-                recent = lambda: {e["pid"] for e in lines(log)[-40:]}  # noqa: E731
-                wait_for(lambda: pids <= recent(), 120, "training on all replicas")  # noqa: B023
+                trained = lambda: pids <= seen.members()  # noqa: E731, B023
+                wait_for(trained, 120, "training on all replicas")
                 time.sleep(1.0)
                 victim = min(members)
                 started = time.time()
                 stop(members.pop(victim))
                 # A step that was complete before the death may still be written: skip 20 ms.
-                after = lambda: [e["time"] for e in lines(log) if e["time"] > started + 0.02]  # noqa: E731, B023
-                wait_for(lambda: bool(after()), 90, "the next step")  # noqa: B023
-                times.append(min(after()) - started)
+                times.append(seen.next_step_after(started + 0.02, 90) - started)
                 start(number)
             return times
         finally:
@@ -333,7 +361,7 @@ def torchft_environment(folder: Path) -> Path:
         paths = f"{sysconfig.get_path('purelib')}\n{Path(__file__).parents[1] / 'src'}\n"
         (home / "lib" / version / "site-packages" / "shared.pth").write_text(paths)
         install = [str(python), "-m", "pip", "install", "-q", "--disable-pip-version-check"]
-        subprocess.run([*install, "torchft-nightly"], check=True)
+        subprocess.run([*install, "torchft-nightly"], check=True, stderr=subprocess.DEVNULL)
     return python
 
 

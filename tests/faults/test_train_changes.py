@@ -96,7 +96,7 @@ def test_a_frozen_worker_is_left_behind_and_healed_when_it_is_back(cluster, alon
         assert digests(running) == {alone("transformer", "adamw", 80)[0]}
         healed = [e for e in running.events() if e["kind"] == "formed" and e["worker"] == "b"]
         if len(healed) > 1:  # otherwise the run was over before it was back
-            assert healed[-1]["healed_bytes"] > 0
+            assert healed[-1]["moved"]["state_bytes"] > 0
 
 
 def test_an_exception_in_user_code_ends_the_run_with_its_traceback(cluster):

@@ -17,15 +17,23 @@ def processes():
 
 
 CASES = [
-    pytest.param("mlp", "sgd", {}, {}, (2, 5), id="mlp, SGD with momentum"),
+    pytest.param("mlp", "sgd", {}, {}, (2, 3, 4, 5), id="mlp, SGD with momentum"),
     pytest.param(
         "transformer", "adamw", {}, {}, (2, 3, 4, 5), id="transformer with dropout, AdamW"
     ),
-    pytest.param("convnet", "sgd", {}, {}, (2, 3), id="convnet with batch norm, SGD"),
-    pytest.param("convnet", "adamw", {"accumulation": 2}, {}, (4,), id="batch norm, accumulated"),
+    pytest.param("convnet", "sgd", {}, {}, (2, 3, 4, 5), id="convnet with batch norm, SGD"),
+    pytest.param("mlp", "adamw", {}, {}, (3,), id="mlp, AdamW"),
     pytest.param("transformer", "sgd", {}, {"bf16": True}, (3,), id="bf16 autocast"),
+    pytest.param("convnet", "adamw", {"accumulation": 2}, {}, (4,), id="batch norm, accumulated"),
     pytest.param(
         "mlp", "adamw", {"shards": 3, "batch_size": 7}, {}, (5,), id="more workers than shards"
+    ),
+    pytest.param(
+        "transformer", "adamw", {"bucket_bytes": 600}, {}, (2, 3, 5), id="transformer, sent early"
+    ),
+    pytest.param("convnet", "sgd", {"bucket_bytes": 256}, {}, (2, 4), id="batch norm, sent early"),
+    pytest.param(
+        "mlp", "sgd", {"shuffle": "within_shards"}, {}, (3,), id="shuffled within the shards"
     ),
 ]
 

@@ -5,6 +5,7 @@ messages in flight per worker, delivered late, twice, or never.
 """
 
 import contextlib
+import math
 
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -35,8 +36,9 @@ class CoordinatorModel(RuleBasedStateMachine):
         desired=st.booleans(),
         tolerance=st.sampled_from([0, 20, 50, 100, 100]),
         consecutive=st.integers(0, 50),
+        workers=st.integers(0, 4),
     )
-    def begin(self, least, spare, desired, tolerance, consecutive):
+    def begin(self, least, spare, desired, tolerance, consecutive, workers):
         config = ElasticTrainingConfig(
             min_workers=least,
             max_workers=None if spare is None else least + spare,
@@ -51,13 +53,24 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.formations = {}
         self.answers = {}
         self.zombies = []
+        self.away = []
+        self.dead = []
+        self.hosts = 0
+        self.seats = {}
+        self.trained = []
+        self.stopped = {}
         self.late = []
         self.feed = self.cluster.feed
         self.cluster.feed = self.checked_feed
+        for name in NAMES[:workers]:
+            self.cluster.join(name)
+        self.train()
 
     # Every event passes here
 
     def checked_feed(self, event):
+        if isinstance(event, inputs.Received) and isinstance(event.message, messages.Ready):
+            self.stop_before(event.message.incarnation, event.message.generation)
         before = self.cluster.machine.state.generation
         old_members = self.cluster.machine.state.roster.members
         instructions = self.feed(event)
@@ -95,9 +108,11 @@ class CoordinatorModel(RuleBasedStateMachine):
                     assert members[rank] == worker, "replacements leave the others' ranks alone"
         limit = self.cluster.machine.state.limit
         assert limit is None or len(members) <= limit or not fresh
-        assert entry.paused == (len(members) < self.cluster.config.min_workers)
+        too_few = len(members) < self.cluster.config.min_workers
+        assert entry.paused == (too_few or "may still be training" in entry.reason)
         assert entry.reason
         self.topologies[entry.generation] = members
+        self.seats[entry.generation] = entry.seats
         return entry.generation
 
     def check_message(self, instruction):
@@ -110,8 +125,25 @@ class CoordinatorModel(RuleBasedStateMachine):
             known = self.formations.setdefault(message.generation, message.reports)
             assert known == message.reports, "all members hear the same"
             assert len(message.reports) == len(members)
+            self.check_that_nobody_else_trains(message.generation)
             veterans = [r.committed_step for r in message.reports if not r.is_newcomer]
             assert not veterans or message.target_step == max(veterans)
+
+    def check_that_nobody_else_trains(self, generation):
+        """A step needs all members of its generation, so one that has stopped ends the group for good."""
+        for earlier in self.trained:
+            assert earlier >= generation or any(
+                self.stopped.get(seat.incarnation, 0) > earlier for seat in self.seats[earlier]
+            ), f"generations {earlier} and {generation} could both commit steps"
+        if generation not in self.trained:
+            self.trained.append(generation)
+
+    def stop_before(self, incarnation, generation):
+        self.stopped[incarnation] = max(generation, self.stopped.get(incarnation, 0))
+
+    def die(self, puppet):
+        self.stop_before(puppet.incarnation, math.inf)
+        self.dead.append(puppet)
 
     # What may happen
 
@@ -124,13 +156,61 @@ class CoordinatorModel(RuleBasedStateMachine):
         name = NAMES[choice % len(NAMES)]
         known = self.cluster.puppets.get(name)
         if known is None or not known.is_connected:
+            self.start(name)
+
+    def start(self, name):
+        """A new process: on a host of its own while somebody of that name lives unseen."""
+        known = self.cluster.puppets.pop(name, None)
+        if known is not None:
+            self.die(known)
+        if any(puppet.id == name for puppet in (*self.away, *self.zombies)):
+            self.hosts += 1
+            self.cluster.join(name, host=f"host{self.hosts}")
+        else:
             self.cluster.join(name)
 
     @rule(choice=PICK)
     def crash(self, choice):
         puppet = self.pick(choice)
         if puppet is not None:
+            self.die(puppet)
             self.cluster.crash(puppet)
+
+    @precondition(lambda self: self.dead)
+    @rule(choice=PICK, has_pid=st.booleans())
+    def exit_is_seen(self, choice, has_pid):
+        puppet = self.dead[choice % len(self.dead)]
+        lives = any(p.id == puppet.id for p in (*self.away, *self.zombies))
+        if has_pid or (puppet.id not in self.cluster.puppets and not lives):
+            pid = puppet.pid if has_pid else None
+            self.cluster.feed(inputs.Exited(puppet.id, "exit code 1", pid))
+
+    @rule(choice=PICK)
+    def cut_off(self, choice):
+        puppet = self.pick(choice)
+        if puppet is not None:
+            self.away.append(puppet)
+            self.cluster.cut(puppet)
+
+    @rule()
+    def cut_off_everybody(self):
+        for puppet in [p for p in self.cluster.puppets.values() if p.is_connected]:
+            self.away.append(puppet)
+            self.cluster.cut(puppet)
+
+    @precondition(lambda self: self.away)
+    @rule(choice=PICK)
+    def heal(self, choice):
+        puppet = self.away.pop(choice % len(self.away))
+        self.cluster.reconnect(puppet)
+        answer = puppet.received[-1]
+        if isinstance(answer, messages.Ended):
+            self.die(puppet)
+        elif isinstance(answer, messages.Refused) and answer.code == messages.REFUSED_FENCED:
+            self.stop_before(puppet.incarnation, math.inf)
+            self.cluster.join(puppet.id, previous=puppet)
+        elif isinstance(answer, messages.Refused):
+            self.away.append(puppet)  # another one has its name, so it trains on
 
     @rule(choice=PICK)
     def freeze(self, choice):
@@ -148,6 +228,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.cluster.say(zombie, messages.Suspect, reason="x")
         if not present:
             assert self.cluster.machine.state.generation == generation, "a zombie decides nothing"
+        self.die(zombie)
         self.cluster.crash(zombie)
 
     @rule(choice=PICK)
@@ -222,6 +303,11 @@ class CoordinatorModel(RuleBasedStateMachine):
         self.cluster.pass_time(seconds)
 
     @rule()
+    def train(self):
+        self.cluster.pass_time(2.5)
+        self.settle()
+
+    @rule()
     def settle(self):
         for puppet in self.cluster.members():
             puppet.step = self.answers.setdefault((puppet.incarnation, puppet.generation), 5)
@@ -263,7 +349,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         """No sequence of events deadlocks: with willing workers, training goes on or the run has ended."""
         for name in NAMES:
             if name not in cluster.puppets or not cluster.puppets[name].is_connected:
-                cluster.join(name)
+                self.start(name)
         for _ in range(12):
             self.settle()
             if cluster.machine.state.phase in (Phase.ENDED, Phase.ACTIVE):
@@ -274,4 +360,4 @@ class CoordinatorModel(RuleBasedStateMachine):
 
 
 class TestCoordinatorModel(CoordinatorModel.TestCase):
-    settings = settings(max_examples=60, stateful_step_count=40)
+    settings = settings(max_examples=150, stateful_step_count=40)

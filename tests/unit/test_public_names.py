@@ -231,7 +231,14 @@ PUBLIC = {
         "should_defragment",
         "snapshot_of_replay",
     },
-    "tensorforge.train": {"CheckpointPlan", "Evaluation", "Run", "RunConfig", "Step"},
+    "tensorforge.train": {
+        "CheckpointPlan",
+        "Evaluation",
+        "LocalShards",
+        "Run",
+        "RunConfig",
+        "Step",
+    },
 }
 
 CONTROL_PLANE = [

@@ -174,6 +174,21 @@ class ShardStore:
             self.refresh()
             return before - self.held
 
+    def drop(self, index: int) -> None:
+        """Delete the segment that holds sample `index`: it is damaged."""
+        with self._lock:
+            segment = find_segment(self._segments, index)
+            if segment is not None:
+                (self.folder / "segments" / segment.name).unlink(missing_ok=True)
+                self.refresh()
+
+    def clear_incoming(self, keep: Sequence[tuple[int, int]] = ()) -> None:
+        """Delete what is left of ranges that nobody fetches any more; `keep` are those that go on."""
+        wanted = {f"{segment_name(start, stop)[:-4]}.part" for start, stop in keep}
+        for path in (self.folder / "incoming").iterdir():
+            if path.name not in wanted:
+                path.unlink(missing_ok=True)
+
     def verify(self) -> None:
         """Compare every byte with its checksum; `IntegrityError` names the first that differs."""
         for segment in list(self._segments):

@@ -7,6 +7,7 @@ machine.py       the coordinator's decisions: pure, events in, instructions out
   cluster_state.py                 what it knows, with roster.py, barrier.py, chronicle.py, tolerance.py
   admission.py  departures.py      who is let in, who goes
   generations.py  deadlines.py     what is decided, and when; policy.py has the rules
+  continuity.py                    which groups may still be training where nobody sees them
 records.py       what is remembered of it; view.py what is shown
 journal.py       the machine's memory and the lease to write it
 service.py       the gRPC shell around the machine

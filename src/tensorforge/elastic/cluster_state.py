@@ -11,6 +11,7 @@ from tensorforge.cluster.worker import WorkerStatus
 from tensorforge.elastic import messages
 from tensorforge.elastic.barrier import Barrier
 from tensorforge.elastic.chronicle import Chronicle
+from tensorforge.elastic.continuity import Continuity
 from tensorforge.elastic.instructions import Outbox
 from tensorforge.elastic.policy import worker_limit
 from tensorforge.elastic.records import DurableState, RescaleRecord
@@ -78,6 +79,7 @@ class ClusterState:
         self.generation = durable.generation
         self.formed_generation = durable.formed_generation
         self.formed_seats = frozenset((s.worker.id, s.incarnation) for s in durable.formed_seats)
+        self.continuity = Continuity(durable.open_groups)
         self.urgent = durable.urgent
         self.barrier = Barrier()
         self.chronicle = Chronicle(durable.history, now)
@@ -116,6 +118,10 @@ class ClusterState:
     def staying(self) -> list[Participant]:
         """Members that are here and do not want to go, in order of rank."""
         return [p for p in self.roster.present_members() if not p.is_leaving]
+
+    def next_in_line(self) -> list[Participant]:
+        """Those who wait and whom the next generation can take, in order of arrival."""
+        return list(self.roster.waiting.values())[: self.room()]
 
     def room(self) -> int | None:
         """How many newcomers the next generation can take; `None` for any number."""
@@ -160,6 +166,7 @@ class ClusterState:
         expected = now + self.timeouts.comeback - self.timeouts.silence
         for seat in durable.seats:
             member = Participant(seat.worker, seat.incarnation, now, last_seen=expected)
+            member.attributes = {} if seat.pid is None else {"pid": seat.pid}
             member.status = WorkerStatus.ACTIVE if is_formed else WorkerStatus.RESCALING
             self.roster.add(member)
         self.roster.seat_members(tuple(seat.worker for seat in durable.seats))

@@ -74,4 +74,11 @@ class Deadlines:
         count, least = len(state.roster.members), state.config.min_workers
         limit = round(state.timeouts.pause * 1000)
         why = f"{count} workers for {limit} ms, at least {least} are needed (rescale_timeout_ms)"
+        unseen = self._generations.unseen_group()
+        if unseen is not None:
+            why = (
+                f"nobody of generation {unseen} came back within {limit} ms (rescale_timeout_ms), and none of "
+                f"them is known to have stopped: they may still be training where this coordinator cannot "
+                f"see them, so nobody else can go on; if they are gone, start it once more with --again"
+            )
         self._departures.end("aborted", why, emergency=True)

@@ -65,17 +65,16 @@ class Generations:
     def join_deadline(self) -> float | None:
         """When those who wait are taken in; `None` while they cannot be."""
         state = self._state
+        if state.phase is Phase.PAUSED:
+            return state.last_change if self._can_end_pause() else None
         waiting = len(state.roster.waiting)
-        if not waiting or state.phase not in (Phase.GATHERING, Phase.ACTIVE, Phase.PAUSED):
+        if not waiting or state.phase not in (Phase.GATHERING, Phase.ACTIVE):
             return None
-        members = len(state.roster.members)
-        if state.limit is not None and members >= state.limit:
+        if state.limit is not None and len(state.roster.members) >= state.limit:
             return None
-        if state.phase is not Phase.ACTIVE:
-            if members + waiting < state.config.min_workers:
+        if state.phase is Phase.GATHERING:
+            if waiting < state.config.min_workers:
                 return None
-            if state.phase is Phase.PAUSED:
-                return state.last_change
             if state.limit is not None and waiting >= state.limit:
                 return state.last_change
         return join_deadline(
@@ -85,10 +84,23 @@ class Generations:
             patience=state.timeouts.pause,
         )
 
+    def _can_end_pause(self) -> bool:
+        state = self._state
+        enough = len(state.staying()) + len(state.next_in_line()) >= state.config.min_workers
+        return enough and self.unseen_group() is None
+
+    def unseen_group(self) -> int | None:
+        """The generation that may train on beside those who are here, and so keeps them from going on."""
+        state = self._state
+        everybody = (*state.staying(), *state.next_in_line())
+        return state.continuity.blocked_by(p.seat for p in everybody)
+
     def _take_in(self, now: float) -> None:
         names = list(self._state.roster.waiting)
         if self._state.phase is Phase.GATHERING:
             reason = f"the first {len(names)} workers are here"
+        elif not names:
+            reason = "the group that could not be seen is known to have stopped"
         else:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             reason = f"{', '.join(names[:_NAMED])}{more} joined"
@@ -100,8 +112,13 @@ class Generations:
         """Decide the next generation, and announce it to its members and to those who leave."""
         state, roster = self._state, self._state.roster
         old, old_generation = roster.members, state.generation
-        newcomers = tuple(p.worker for p in roster.waiting.values())[: state.room()]
-        members = arrange(old, {p.id for p in state.staying()}, newcomers)
+        staying, newcomers = state.staying(), state.next_in_line()
+        blocked_by = self.unseen_group()
+        if blocked_by is not None:
+            newcomers = []
+            reason += f"; generation {blocked_by} may still be training"
+        added = tuple(p.worker for p in newcomers)
+        members = arrange(old, {p.id for p in staying}, added)
         roster.seat_members(members)
         present = roster.present_members()
         for participant in present:
@@ -116,8 +133,8 @@ class Generations:
             type=_kind(old, members).value,
             reason=reason,
             urgent=state.urgent,
-            paused=len(members) < state.config.min_workers,
-            added=tuple(worker.id for worker in newcomers),
+            paused=len(members) < state.config.min_workers or blocked_by is not None,
+            added=tuple(worker.id for worker in added),
             removed=dict(state.gone),
             old_size=len(old),
             detection_ms=max(0.0, (now - evidence_at) * 1000),
@@ -167,6 +184,8 @@ class Generations:
         state = self._state
         if len(state.barrier.answers) < len(state.roster.members):
             return
+        if state.phase is Phase.PAUSED and self.unseen_group() is not None:
+            return  # it may be the leavers that train on, and only they can say that they have stopped
         for participant in state.roster.leavers():
             self._departures.release(participant)
         if state.phase is Phase.PAUSED:
@@ -175,6 +194,7 @@ class Generations:
         state.phase = Phase.FORMING
         state.deadline = now + state.timeouts.barrier
         members = state.roster.present_members()
+        state.continuity.begin(state.generation, (p.seat for p in members))
         self.send_formation(tuple(p.connection for p in members if p.connection is not None))
 
     def send_formation(self, connections: tuple[int, ...]) -> None:

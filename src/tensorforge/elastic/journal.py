@@ -4,6 +4,8 @@ Whoever leads holds the lease of its run: a row with a token that grows with eve
 append checks the token in the same transaction, so a coordinator that was replaced while it slept can
 write nothing more, and what is not written is not announced.
 
+The journal does not grow for ever: from time to time a snapshot takes the place of all entries before it.
+
 A lease lasts `lease_seconds` from its last renewal. A successor waits that long, unless it can see that
 the holder is dead: same machine, same boot, no such process.
 """
@@ -24,12 +26,19 @@ import sqlalchemy as sa
 from tensorforge.elastic.records import (
     DurableState,
     Entry,
+    Snapshot,
     entry_from_json,
     entry_to_json,
+    follow,
     replay,
 )
 from tensorforge.errors import ConflictError, StaleGenerationError
 from tensorforge.storage.database import Database
+
+COMPACT_AFTER = 256
+"""Entries since the last snapshot that make the next one worthwhile."""
+COMPACT_AFTER_BYTES = 4 << 20
+"""The same for large clusters, whose entries are long."""
 
 SCHEMA = sa.MetaData()
 
@@ -115,6 +124,9 @@ class Journal:
         self._clock = clock
         self._token: int | None = None
         self._sequence = 0
+        self._state = DurableState(history=[])
+        self._entries_since_snapshot = 0
+        self._bytes_since_snapshot = 0
         database.create(SCHEMA)
 
     @property
@@ -158,28 +170,66 @@ class Journal:
                 .order_by(ENTRIES.c.sequence)
             ).all()
         self._sequence = rows[-1].sequence if rows else 0
-        return replay(entry_from_json(row.entry) for row in rows)
+        self._entries_since_snapshot = len(rows)
+        self._bytes_since_snapshot = sum(len(row.entry) for row in rows)
+        lines = [row.entry for row in rows]
+        self._state = replay(map(entry_from_json, lines))
+        if self.is_compaction_due:
+            self.compact()
+        return replay(map(entry_from_json, lines))
 
     def append(self, entries: Iterable[Entry]) -> None:
         """Make the entries durable, all or none; without the lease: `StaleGenerationError`."""
-        lines = [entry_to_json(entry) for entry in entries]
+        written = list(entries)
+        lines = [entry_to_json(entry) for entry in written]
         with self._database.write() as connection:
             self._require_lease(connection)
-            now = self._now(connection)
-            connection.execute(
-                ENTRIES.insert(),
-                [
-                    {
-                        "run_id": self._run_id,
-                        "sequence": self._sequence + offset,
-                        "written_at": now,
-                        "lease_token": self._token,
-                        "entry": line,
-                    }
-                    for offset, line in enumerate(lines, start=1)
-                ],
-            )
+            self._insert(connection, lines)
         self._sequence += len(lines)
+        self._entries_since_snapshot += len(lines)
+        self._bytes_since_snapshot += sum(map(len, lines))
+        for entry in written:
+            self._state = follow(self._state, entry)
+
+    @property
+    def is_compaction_due(self) -> bool:
+        """Whether `compact` would save the next coordinator a noticeable amount of reading."""
+        return (
+            self._entries_since_snapshot >= COMPACT_AFTER
+            or self._bytes_since_snapshot >= COMPACT_AFTER_BYTES
+        )
+
+    def compact(self) -> None:
+        """Put a snapshot in the place of all entries; without the lease: `StaleGenerationError`.
+
+        One transaction: whatever happens, a later `open` gives the same state.
+        """
+        line = entry_to_json(Snapshot(state=self._state))
+        with self._database.write() as connection:
+            self._require_lease(connection)
+            self._insert(connection, [line])
+            mine = ENTRIES.c.run_id == self._run_id
+            connection.execute(
+                ENTRIES.delete().where(mine & (ENTRIES.c.sequence <= self._sequence))
+            )
+        self._sequence += 1
+        self._entries_since_snapshot = self._bytes_since_snapshot = 0
+
+    def _insert(self, connection: sa.Connection, lines: list[str]) -> None:
+        now = self._now(connection)
+        connection.execute(
+            ENTRIES.insert(),
+            [
+                {
+                    "run_id": self._run_id,
+                    "sequence": self._sequence + offset,
+                    "written_at": now,
+                    "lease_token": self._token,
+                    "entry": line,
+                }
+                for offset, line in enumerate(lines, start=1)
+            ],
+        )
 
     def renew(self) -> None:
         """Prolong the lease; if another one has it by now: `StaleGenerationError`."""
@@ -197,7 +247,7 @@ class Journal:
         self._token = None
 
     def entries(self) -> list[Entry]:
-        """Everything that was written, oldest first."""
+        """What is written now, oldest first: a snapshot, perhaps, and what followed it."""
         with self._database.read() as connection:
             rows = connection.execute(
                 sa.select(ENTRIES.c.entry)

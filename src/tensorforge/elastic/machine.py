@@ -124,10 +124,12 @@ class Machine:
 
     def _ready(self, who: Participant, message: messages.Ready, _now: float) -> None:
         state = self.state
-        if state.ignores(who, message.generation) or not state.roster.is_member(who.id):
+        if state.ignores(who, message.generation):
             return
         if state.phase in (Phase.RESCALING, Phase.PAUSED):
-            state.barrier.answer(who.id, message)
+            state.continuity.stands_at_barrier(who.seat, message.generation)
+            if state.roster.is_member(who.id):
+                state.barrier.answer(who.id, message)
 
     def _formed(self, who: Participant, message: messages.Formed, _now: float) -> None:
         state = self.state
@@ -186,6 +188,7 @@ class Machine:
         if message.fatal:
             self._departures.end("aborted", text)
         else:
+            self.state.continuity.stopped(who.id, who.incarnation)
             self._departures.lose(who, f"its code raised: {message.reason}", now, now)
 
     # What the shell and launchers see
@@ -205,7 +208,10 @@ class Machine:
         participant = self.state.roster.get(event.worker_id)
         pid = None if participant is None else participant.attributes.get("pid")
         if participant is not None and (event.pid is None or pid in (None, str(event.pid))):
+            self.state.continuity.stopped(participant.id, participant.incarnation)
             self._departures.lose(participant, event.reason, now, now)
+        else:
+            self.state.continuity.exited(event.worker_id, event.pid)
 
     def _announced(self, event: inputs.Announced, now: float) -> None:
         if event.generation == self.state.generation:

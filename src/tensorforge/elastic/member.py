@@ -332,9 +332,20 @@ class ClusterMember:
             self._say_goodbye(messages.Leave, reason)
 
     def wait_for_release(self, timeout: float | None = None) -> bool:
-        """Wait until the others need this worker no more; `False` if that did not come in time."""
+        """Wait until the others need this worker no more; `False` if that did not come in time.
+
+        Call it when training has stopped here: the coordinator is told that, too.
+        """
+
+        def is_over() -> bool:
+            # Said for each generation that follows, since an answer to an older one is ignored.
+            announced = self._state.announced
+            if announced is not None and self.worker_id not in announced:
+                self.ready(announced.epoch, committed_step=self._state.committed_step)
+            return self._state.is_over
+
         with self._changed:
-            return self._changed.wait_for(lambda: self._state.is_over, timeout)
+            return self._changed.wait_for(is_over, timeout)
 
     def finish(self, reason: str = "") -> None:
         """Tell that training is complete here."""
@@ -386,6 +397,7 @@ class ClusterMember:
                 worker=metadata.worker_id,
                 incarnation=self._state.incarnation,
                 generation=self._state.generation,
+                previous=self._state.previous,
                 local_world_size=metadata.local_world_size,
                 attributes=dict(metadata.custom_attributes),
             )

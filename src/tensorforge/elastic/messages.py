@@ -42,12 +42,16 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
-    """Opens a stream. `generation` is the one this worker believes to be a member of."""
+    """Opens a stream. `generation` is the one this worker believes to be a member of.
+
+    `previous` is the incarnation that this process had when it was last a member; it trains no more as that.
+    """
 
     protocol: int
     worker: WorkerId
     incarnation: Name
     generation: int | None = None
+    previous: Name | None = None
     local_world_size: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
     attributes: Attributes = msgspec.field(default_factory=dict)
 
@@ -74,7 +78,7 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat", tag_field="
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready", tag_field="kind"):
-    """This worker has stopped and stands at the rescale barrier."""
+    """This worker has stopped and stands at the rescale barrier; one that leaves says so, too."""
 
     incarnation: Name
     generation: Count

@@ -23,6 +23,7 @@ class Seat(msgspec.Struct, frozen=True):
 
     worker: WorkerId
     incarnation: str
+    pid: str | None = None
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):
@@ -89,9 +90,6 @@ class RunResumed(Entry, frozen=True, kw_only=True):
     reason: str
 
 
-AnyEntry: TypeAlias = Decided | WasFormed | WasCommitted | TargetSet | RunEnded | RunResumed
-
-
 class RescaleRecord(msgspec.Struct, kw_only=True):
     """One rescale, explained: who, why, how long each part took, what moved.
 
@@ -143,6 +141,13 @@ class RescaleRecord(msgspec.Struct, kw_only=True):
         )
 
 
+class OpenGroup(msgspec.Struct, frozen=True):
+    """A generation whose members may be training, for all that the journal says."""
+
+    generation: int
+    seats: tuple[Seat, ...]
+
+
 class DurableState(msgspec.Struct, kw_only=True):
     """What the entries add up to: all that a restarted coordinator knows."""
 
@@ -151,6 +156,7 @@ class DurableState(msgspec.Struct, kw_only=True):
     paused: bool = False
     formed_generation: int = 0
     formed_seats: tuple[Seat, ...] = ()
+    open_groups: tuple[OpenGroup, ...] = ()
     desired_workers: int | None = None
     committed: WasCommitted | None = None
     ended: RunEnded | None = None
@@ -158,11 +164,30 @@ class DurableState(msgspec.Struct, kw_only=True):
     history: list[RescaleRecord] = []
 
 
+class Snapshot(Entry, frozen=True, kw_only=True):
+    """What all earlier entries add up to, in their place."""
+
+    state: DurableState
+
+
+AnyEntry: TypeAlias = (
+    Decided | WasFormed | WasCommitted | TargetSet | RunEnded | RunResumed | Snapshot
+)
+
+
 def replay(entries: Iterable[Entry]) -> DurableState:
     """Fold the entries, oldest first."""
     state = DurableState(history=[])
     for entry in entries:
-        _apply(state, entry)
+        state = follow(state, entry)
+    return state
+
+
+def follow(state: DurableState, entry: Entry) -> DurableState:
+    """What `state` becomes with one more entry; `state` itself may change."""
+    if isinstance(entry, Snapshot):
+        return entry.state
+    _apply(state, entry)
     return state
 
 
@@ -172,10 +197,15 @@ def _apply(state: DurableState, entry: Entry) -> None:
         state.seats = entry.seats
         state.paused = entry.paused
         state.urgent = entry.urgent
+        if not entry.paused:
+            state.open_groups = _succeed(
+                state.open_groups, OpenGroup(entry.generation, entry.seats)
+            )
         state.history = [*state.history[-(HISTORY - 1) :], RescaleRecord.opened_by(entry)]
     elif isinstance(entry, WasFormed):
         state.formed_generation = entry.generation
         state.formed_seats = state.seats
+        state.open_groups = (OpenGroup(entry.generation, state.seats),)
         complete(state.history, entry)
     elif isinstance(entry, WasCommitted):
         state.committed = entry
@@ -188,7 +218,23 @@ def _apply(state: DurableState, entry: Entry) -> None:
         state.ended = None
         state.seats = ()
         state.formed_seats = ()
+        state.open_groups = ()
         state.paused = False
+
+
+def _succeed(groups: tuple[OpenGroup, ...], new: OpenGroup) -> tuple[OpenGroup, ...]:
+    """The groups that may be training once `new` was decided.
+
+    It would not have been decided beside a group that it shares no member with, so those are over. A group that
+    contains all of its members ends with it, and need not be kept.
+    """
+    members = {(seat.worker.id, seat.incarnation) for seat in new.seats}
+
+    def matters(group: OpenGroup) -> bool:
+        shared = members & {(seat.worker.id, seat.incarnation) for seat in group.seats}
+        return bool(shared) and shared != members
+
+    return (*filter(matters, groups), new)
 
 
 def complete(history: list[RescaleRecord], entry: WasFormed | WasCommitted) -> None:

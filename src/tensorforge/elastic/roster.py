@@ -44,7 +44,7 @@ class Participant:
     @property
     def seat(self) -> Seat:
         """Its identity in the journal."""
-        return Seat(self.worker, self.incarnation)
+        return Seat(self.worker, self.incarnation, self.attributes.get("pid"))
 
     def move(self, status: WorkerStatus) -> None:
         """Change the status along the lifecycle; staying is fine."""

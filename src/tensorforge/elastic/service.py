@@ -99,6 +99,7 @@ class Service:
         self._changed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
         self._server: Any = None
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.heartbeats = 0
@@ -187,6 +188,15 @@ class Service:
             if done is not None and not done.done():
                 done.set_result(None)
         self._set_timer()
+        await self._compact_if_due()
+
+    async def _compact_if_due(self) -> None:
+        # Everybody has been told by now, so nobody waits for it.
+        if self._journal.is_compaction_due:
+            try:
+                await asyncio.to_thread(self._journal.compact)
+            except UnavailableError as error:
+                log.warning("the journal could not be compacted: %s", error)
 
     async def _carry_out(self, instructions: list[Instruction]) -> None:
         entries = [i.entry for i in instructions if isinstance(i, Record)]
@@ -239,14 +249,20 @@ class Service:
             self._on_note(note)
 
     def _set_timer(self) -> None:
+        deadline = self._machine.next_deadline()
+        if deadline == self._timer_at:
+            return  # so it is after almost every heartbeat
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        deadline = self._machine.next_deadline()
+        self._timer_at = deadline
         if deadline is not None:
             delay = max(0.0, deadline - self._clock())
-            loop = asyncio.get_running_loop()
-            self._timer = loop.call_later(delay, self._submit, inputs.Tick())
+            self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        self._timer = self._timer_at = None
+        self._submit(inputs.Tick())
 
     async def _renew(self) -> None:
         while True:

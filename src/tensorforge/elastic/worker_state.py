@@ -36,6 +36,7 @@ class WorkerState:
     def __init__(self, metadata: WorkerMetadata, incarnation: str) -> None:
         self.metadata = metadata
         self.incarnation = incarnation
+        self.previous: str | None = None
         self.training: GlobalTrainingState | None = None
         self.topology: ClusterTopology | None = None
         self.announced: ClusterTopology | None = None
@@ -159,6 +160,8 @@ class WorkerState:
 
     def start_over(self, incarnation: str) -> None:
         """The cluster went on without this process: be a newcomer from now on."""
+        if self.announced is not None:
+            self.previous = self.incarnation
         self.incarnation = incarnation
         self.announced = self.formation = self.event = None
         self.is_answered = False

@@ -20,11 +20,14 @@ import sqlalchemy as sa
 from tensorforge.errors import IntegrityError
 from tensorforge.registry.schema import AUDIT, AUDIT_HEAD
 from tensorforge.registry.times import from_micros
+from tensorforge.storage.prepared import Prepared
 
-_LOCK_HEAD = sa.select(AUDIT_HEAD).with_for_update()
-_ADD_ROW = AUDIT.insert()
-_MOVE_HEAD = AUDIT_HEAD.update().values(
-    sequence=sa.bindparam("sequence"), hash=sa.bindparam("hash"), at_us=sa.bindparam("at_us")
+_LOCK_HEAD = Prepared(sa.select(AUDIT_HEAD).with_for_update())
+_ADD_ROW = Prepared(AUDIT.insert(), columns=[column.name for column in AUDIT.columns])
+_MOVE_HEAD = Prepared(
+    AUDIT_HEAD.update().values(
+        sequence=sa.bindparam("sequence"), hash=sa.bindparam("hash"), at_us=sa.bindparam("at_us")
+    )
 )
 
 GENESIS = "0" * 64
@@ -89,10 +92,10 @@ def append(connection: sa.Connection, fact: AuditFact, now_us: int) -> dict[str,
     The head stays locked until the transaction ends, so rows never fork. Time never runs backwards along
     the chain, even if a machine's clock does.
     """
-    head = connection.execute(_LOCK_HEAD).one()
+    (head,) = _LOCK_HEAD.all(connection, {})
     row = {
-        "sequence": head.sequence + 1,
-        "at_us": max(now_us, head.at_us),
+        "sequence": head["sequence"] + 1,
+        "at_us": max(now_us, head["at_us"]),
         "actor": fact.actor,
         "action": fact.action,
         "model_key": fact.model_key,
@@ -103,11 +106,11 @@ def append(connection: sa.Connection, fact: AuditFact, now_us: int) -> dict[str,
         "reason": fact.reason,
         "evidence": json.dumps(dict(fact.evidence), sort_keys=True),
         "forced": fact.forced,
-        "previous_hash": head.hash,
+        "previous_hash": head["hash"],
     }
     row["hash"] = entry_hash(row)
-    connection.execute(_ADD_ROW, row)
-    connection.execute(_MOVE_HEAD, {name: row[name] for name in ("sequence", "hash", "at_us")})
+    _ADD_ROW.run(connection, row)
+    _MOVE_HEAD.run(connection, {name: row[name] for name in ("sequence", "hash", "at_us")})
     return row
 
 

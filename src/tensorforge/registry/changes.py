@@ -8,14 +8,15 @@ from typing import Any
 import sqlalchemy as sa
 
 from tensorforge.registry import audit, outbox
-from tensorforge.registry.rows import insert_if_absent
+from tensorforge.registry.rows import insertion_if_absent
 from tensorforge.registry.schema import AUDIT_HEAD
+
+_ADD_HEAD = insertion_if_absent(AUDIT_HEAD, [column.name for column in AUDIT_HEAD.columns])
 
 
 def prepare(connection: sa.Connection) -> None:
     """Make the head of the audit if this database is new."""
-    first = {"id": 1, "sequence": 0, "hash": audit.GENESIS, "at_us": 0}
-    insert_if_absent(connection, AUDIT_HEAD, first)
+    _ADD_HEAD.all(connection, {"id": 1, "sequence": 0, "hash": audit.GENESIS, "at_us": 0})
 
 
 def record(connection: sa.Connection, fact: audit.AuditFact, now_us: int) -> Mapping[str, Any]:

@@ -8,11 +8,17 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tensorforge.registry.models import ModelMetadata, ValidationResult
-from tensorforge.registry.registering import interface_of
-from tensorforge.registry.rows import find_version, latest_validation, to_metadata
+from tensorforge.registry.rows import (
+    find_version,
+    latest_validation,
+    shape_of,
+    tensors_of,
+    to_metadata,
+)
 from tensorforge.registry.selection import RollbackAssessment, assess_rollback
-from tensorforge.registry.shapes import DueBump, due_bump, shape_compatibility
+from tensorforge.registry.shapes import DueBump, Interface, due_bump, shape_compatibility
 from tensorforge.registry.versions import ModelVersion
+from tensorforge.storage.prepared import Row
 
 _COMPARED = (
     "framework",
@@ -50,7 +56,7 @@ def compare(
     return VersionDiff(
         before=old,
         after=new,
-        due=due_bump(*(interface_of(connection, row) for row in rows)),
+        due=due_bump(*(_interface(connection, row) for row in rows)),
         compatibility=shape_compatibility(
             old.input_shape, old.output_shape, new.input_shape, new.output_shape
         ),
@@ -59,6 +65,11 @@ def compare(
         validations=(first, second),
         rollback=None if first is None or second is None else assess_rollback(second, first),
     )
+
+
+def _interface(connection: sa.Connection, row: Row) -> Interface:
+    tensors = tensors_of(connection, row["key"])
+    return Interface(shape_of(row["input_shape"]), shape_of(row["output_shape"]), tensors)
 
 
 def _changed_fields(old: ModelMetadata, new: ModelMetadata) -> dict[str, tuple[str, str]]:

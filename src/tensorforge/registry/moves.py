@@ -28,7 +28,6 @@ from tensorforge.registry.models import Actor, ModelMetadata, Rollback, Validati
 from tensorforge.registry.names import check_text
 from tensorforge.registry.rows import (
     VERSION_QUERY,
-    Row,
     find_version,
     latest_validation,
     to_metadata,
@@ -38,6 +37,7 @@ from tensorforge.registry.rows import (
 from tensorforge.registry.schema import MODELS, PRODUCTION, VERSIONS
 from tensorforge.registry.selection import assess_rollback, select_best_model
 from tensorforge.registry.versions import ModelVersion
+from tensorforge.storage.prepared import Row
 
 FORCE = "registry:force"
 """The scope without which no move can be forced."""

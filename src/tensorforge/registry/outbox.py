@@ -21,16 +21,20 @@ from tensorforge.registry.names import check_name
 from tensorforge.registry.schema import OUTBOX, WEBHOOKS
 from tensorforge.registry.times import from_micros
 from tensorforge.storage.database import Database
+from tensorforge.storage.prepared import Prepared
 
 ACTIONS = frozenset(
     {
         *("create_model", "rename_model", "delete_model", "set_sla", "register", "delete_version"),
         *("validate", "transition", "rollback", "set_alias", "delete_alias"),
+        *("set_tags", "describe"),
     }
 )
 MAX_WEBHOOKS = 100
-_HOOKS_FOR_MODEL = sa.select(WEBHOOKS).where(
-    sa.or_(WEBHOOKS.c.model_id == "", WEBHOOKS.c.model_id == sa.bindparam("model_id"))
+_HOOKS_FOR_MODEL = Prepared(
+    sa.select(WEBHOOKS).where(
+        sa.or_(WEBHOOKS.c.model_id == "", WEBHOOKS.c.model_id == sa.bindparam("model_id"))
+    )
 )
 _KEPT_US = 7 * 24 * 3600 * 1_000_000
 
@@ -64,7 +68,7 @@ class Delivery:
 
 def enqueue(connection: sa.Connection, row: Mapping[str, Any]) -> None:
     """Put a message for every webhook that wants to hear of an audit row."""
-    hooks = connection.execute(_HOOKS_FOR_MODEL, {"model_id": row["model_id"]}).mappings()
+    hooks = _HOOKS_FOR_MODEL.all(connection, {"model_id": row["model_id"]})
     wanted = [hook for hook in hooks if _wants(hook["actions"], row["action"])]
     if not wanted:
         return

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
@@ -12,7 +14,6 @@ from tensorforge.errors import InvalidInputError, NotFoundError
 from tensorforge.registry import audit
 from tensorforge.registry.audit import AuditEntry, AuditHead
 from tensorforge.registry.comparison import VersionDiff, compare
-from tensorforge.registry.labels import look_for_alias
 from tensorforge.registry.lifecycle import DeploymentState
 from tensorforge.registry.models import (
     ModelMetadata,
@@ -24,16 +25,18 @@ from tensorforge.registry.models import (
 from tensorforge.registry.names import check_text
 from tensorforge.registry.ranges import VersionRange, is_range, parse_range
 from tensorforge.registry.rows import (
-    MODEL_QUERY,
+    VERSION_BY_ALIAS,
+    VERSION_BY_NUMBER,
+    VERSION_BY_PARTS,
     VERSION_ORDER,
     VERSION_QUERY,
-    Row,
     find_model,
     find_version,
     latest_validation,
-    look_for_number,
     look_for_version,
     parse_stored_version,
+    parts_of,
+    read_model,
     tensors_of,
     to_metadata,
     to_model,
@@ -43,11 +46,19 @@ from tensorforge.registry.rows import (
     version_of,
 )
 from tensorforge.registry.schema import AUDIT, MODELS, PRODUCTION, VERSIONS
-from tensorforge.registry.search import MAX_PAGE, MODEL_SEARCH, VERSION_SEARCH, Page, find_page
+from tensorforge.registry.search import (
+    MAX_PAGE,
+    MODEL_SEARCH,
+    VERSION_SEARCH,
+    Page,
+    Within,
+    find_page,
+)
 from tensorforge.registry.selection import CanaryDecision, CanaryPolicy, decide_canary
 from tensorforge.registry.times import to_micros
 from tensorforge.registry.versions import ModelVersion
 from tensorforge.storage.database import Database
+from tensorforge.storage.prepared import Prepared, Row
 
 _RETIRED = (DeploymentState.DEPRECATED.value, DeploymentState.ARCHIVED.value)
 
@@ -57,26 +68,31 @@ class RegistryReader:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        # SQLite's driver gives the interpreter away at every row. Threads that fetch many rows at the same
+        # time would hand it back and forth, and finish later than one after the other.
+        self._turn = threading.Lock() if database.is_sqlite else contextlib.nullcontext()
 
     def get(self, model_id: str, version: ModelVersion) -> ModelMetadata | None:
         """A version, or `None` if there is no such model or version."""
         check_text("model_id", model_id)
-        with self._database.read() as connection:
-            row = look_for_version(connection, model_id, version)
-        return None if row is None else to_metadata(row)
+        return self._point(VERSION_BY_PARTS, {"model_id": model_id, **parts_of(version)})
+
+    def _point(self, statement: Prepared, place: Mapping[str, Any]) -> ModelMetadata | None:
+        rows = self._database.fetch(statement, place)
+        return to_metadata(rows[0]) if rows else None
 
     def require(self, model_id: str, version: ModelVersion) -> ModelMetadata:
         """Like `get`, but `NotFoundError` says what is missing."""
-        check_text("model_id", model_id)
-        with self._database.read() as connection:
-            return to_metadata(find_version(connection, model_id, version))
+        found = self.get(model_id, version)
+        if found is None:
+            with self._database.read() as connection:
+                return to_metadata(find_version(connection, model_id, version))
+        return found
 
     def get_by_number(self, model_id: str, number: int) -> ModelMetadata | None:
         """A version by its place in the order of registration, from 1."""
         check_text("model_id", model_id)
-        with self._database.read() as connection:
-            row = look_for_number(connection, model_id, number)
-        return None if row is None else to_metadata(row)
+        return self._point(VERSION_BY_NUMBER, {"model_id": model_id, "number": number})
 
     def get_latest(self, model_id: str) -> ModelMetadata | None:
         """The highest version of a model by its number, whenever it was registered."""
@@ -132,29 +148,19 @@ class RegistryReader:
     def get_model(self, model_id: str) -> RegisteredModel:
         """What holds for all versions of a model; `NotFoundError` if there is no such model."""
         check_text("model_id", model_id)
-        query = MODEL_QUERY.where(MODELS.c.model_id == model_id)
         with self._database.read() as connection:
-            row = connection.execute(query).mappings().one_or_none()
-            if row is None:
-                raise NotFoundError(f"no model is called {model_id[:200]!r}")
-            return to_model(connection, row)
-
-    def require_model(self, model_id: str) -> None:
-        """Raise `NotFoundError` unless there is such a model."""
-        check_text("model_id", model_id)
-        with self._database.read() as connection:
-            find_model(connection, model_id)
+            return read_model(connection, model_id)
 
     def get_by_alias(self, model_id: str, alias: str) -> ModelMetadata:
         """The version that an alias points to; `NotFoundError` if the model has no such alias."""
         check_text("model_id", model_id)
         check_text("alias", alias)
-        with self._database.read() as connection:
-            model = find_model(connection, model_id)
-            row = look_for_alias(connection, model["key"], alias)
-        if row is None:
+        found = self._point(VERSION_BY_ALIAS, {"model_id": model_id, "alias": alias})
+        if found is None:
+            with self._database.read() as connection:
+                find_model(connection, model_id)
             raise NotFoundError(f"the model {model_id!r} has no alias {alias[:100]!r}")
-        return to_metadata(row)
+        return found
 
     def highest_in_range(self, model_id: str, versions: VersionRange) -> ModelMetadata | None:
         """The highest version within a range that is neither deprecated nor archived."""
@@ -209,15 +215,34 @@ class RegistryReader:
         versions: VersionRange | None = None,
     ) -> Page[ModelMetadata]:
         """A page of the versions that match; the newest first unless ordered otherwise."""
-        conditions: list[sa.ColumnElement[bool]] = []
-        with self._database.read() as connection:
+        rows = self.search_version_rows(
+            filter_text,
+            order_by=order_by,
+            limit=limit,
+            token=token,
+            model_id=model_id,
+            versions=versions,
+        )
+        return Page(tuple(to_metadata(row) for row in rows.items), rows.next_token)
+
+    def search_version_rows(
+        self,
+        filter_text: str = "",
+        *,
+        order_by: Sequence[str] = (),
+        limit: int = 100,
+        token: str | None = None,
+        model_id: str | None = None,
+        versions: VersionRange | None = None,
+        columns: frozenset[str] | None = None,
+    ) -> Page[Row]:
+        """The same as rows of `VERSION_QUERY`, or some of their columns, to make something else of."""
+        low, high = (None, None) if versions is None else (versions.low, versions.high)
+        with self._turn, self._database.read() as connection:
+            key = None
             if model_id is not None:
                 check_text("model_id", model_id)
-                conditions.append(VERSIONS.c.model_key == find_model(connection, model_id)["key"])
-            if versions is not None:
-                conditions.append(_bound(versions.low) <= VERSION_ORDER)
-            if versions is not None and versions.high is not None:
-                conditions.append(_bound(versions.high) > VERSION_ORDER)
+                key = find_model(connection, model_id)["key"]
             rows, following = find_page(
                 connection,
                 VERSION_SEARCH,
@@ -225,9 +250,10 @@ class RegistryReader:
                 order_by=order_by,
                 limit=limit,
                 token=token,
-                conditions=conditions,
+                within=Within(model_key=key, low=low, high=high),
+                columns=columns,
             )
-        return Page(tuple(to_metadata(row) for row in rows), following)
+        return Page(tuple(rows), following)
 
     def search_models(
         self,
@@ -238,7 +264,7 @@ class RegistryReader:
         token: str | None = None,
     ) -> Page[RegisteredModel]:
         """A page of the models that match; by name unless ordered otherwise."""
-        with self._database.read() as connection:
+        with self._turn, self._database.read() as connection:
             rows, following = find_page(
                 connection,
                 MODEL_SEARCH,

@@ -18,18 +18,20 @@ from tensorforge.registry.models import Actor, Lineage, ModelMetadata, Shape, Te
 from tensorforge.registry.names import MAX_TEXT, check_name, check_tags, check_text
 from tensorforge.registry.rows import (
     VERSION_ORDER,
-    Row,
+    decode_tensors,
     encode_tensors,
     find_model,
-    insert_if_absent,
+    insertion_if_absent,
     look_for_model,
-    tensors_of,
+    parts_of,
+    shape_of,
     version_of,
 )
 from tensorforge.registry.schema import MODELS, TENSORS, VERSION_TAGS, VERSIONS
 from tensorforge.registry.shapes import DueBump, Interface, due_bump
 from tensorforge.registry.times import from_micros, to_micros
 from tensorforge.registry.versions import Bump, ModelVersion
+from tensorforge.storage.prepared import Prepared, Row
 
 FIRST_VERSION = ModelVersion(1, 0, 0)
 _MAX_AXES = 64
@@ -86,8 +88,17 @@ def _check_lineage(lineage: Lineage) -> Lineage:
     )
 
 
-def model_for_writing(connection: sa.Connection, model_id: str, actor: Actor, now_us: int) -> Row:
-    """The model's row, locked; made first if there is none."""
+_MODEL_COLUMNS = [column.name for column in MODELS.columns if column.name != "key"]
+_ADD_MODEL = insertion_if_absent(MODELS, _MODEL_COLUMNS)
+_NEW_MODEL = dict.fromkeys(_MODEL_COLUMNS) | {"last_number": 0, "version_count": 0}
+
+
+def model_for_writing(
+    connection: sa.Connection, model_id: str, actor: Actor, now_us: int, *, must_exist: bool
+) -> Row:
+    """The model's row, locked; made first if there is none, unless it must exist already."""
+    if must_exist:
+        return find_model(connection, model_id, lock=True)
     row = look_for_model(connection, model_id, lock=True)
     return row or create_model(connection, model_id, actor, now_us, exist_ok=True)
 
@@ -102,29 +113,28 @@ def create_model(
     exist_ok: bool = False,
 ) -> Row:
     """Make a model without versions and return its row, locked."""
-    values = {
-        "model_id": model_id,
-        "description": description,
-        "created_us": now_us,
-        "updated_us": now_us,
-    }
-    created = insert_if_absent(connection, MODELS, values)
-    row = find_model(connection, model_id, lock=True)
-    if not created:
+    values = {"model_id": model_id, "description": description}
+    times = {"created_us": now_us, "updated_us": now_us}
+    created = _ADD_MODEL.first(connection, _NEW_MODEL | values | times)
+    if created is None:
         if not exist_ok:
             raise AlreadyExistsError(f"there is a model called {model_id!r} already")
-        return row
+        return find_model(connection, model_id, lock=True)
     fact = AuditFact(
-        actor=actor.name, action="create_model", model_key=row["key"], model_id=model_id
+        actor=actor.name, action="create_model", model_key=created["key"], model_id=model_id
     )
     changes.record(connection, fact, now_us)
-    return row
+    return created
 
 
-_ADD_VERSION = VERSIONS.insert().returning(VERSIONS.c.key)
-_COUNT_VERSION = (
+_ADD_VERSION = Prepared(
+    VERSIONS.insert().returning(VERSIONS.c.key),
+    columns=[column.name for column in VERSIONS.columns if column.name != "key"],
+)
+_ADD_TENSORS = Prepared(TENSORS.insert(), columns=["version_key", "tensors"])
+_COUNT_VERSION = Prepared(
     MODELS.update()
-    .where(MODELS.c.key == sa.bindparam("model_key"))
+    .where(MODELS.c.key == sa.bindparam("of_model"))
     .values(
         last_number=sa.bindparam("number"),
         version_count=MODELS.c.version_count + 1,
@@ -152,14 +162,14 @@ def insert_version(
         _refuse_hidden_break(connection, model, metadata, tensors)
     number = model["last_number"] + 1
     values = _values(model, metadata, number, actor, now_us)
-    version_key = connection.execute(_ADD_VERSION, values).scalar_one()
+    version_key = _ADD_VERSION.all(connection, values)[0]["key"]
     if metadata.tags:
         insert_tags(connection, VERSION_TAGS, "version_key", version_key, metadata.tags)
     if tensors:
         declared = {"version_key": version_key, "tensors": encode_tensors(tensors)}
-        connection.execute(TENSORS.insert(), declared)
-    counted = {"model_key": model["key"], "number": number, "now_us": now_us}
-    connection.execute(_COUNT_VERSION, counted)
+        _ADD_TENSORS.run(connection, declared)
+    counted = {"of_model": model["key"], "number": number, "now_us": now_us}
+    _COUNT_VERSION.run(connection, counted)
     fact = AuditFact(
         actor=actor.name,
         action="register",
@@ -226,7 +236,7 @@ def _refuse_hidden_break(
             f"(number {neighbour['number']}, {neighbour['state']}, "
             f"checksum {neighbour['checksum']!r}); register the change under a new version"
         )
-    due = due_bump(interface_of(connection, neighbour), _interface(metadata, tensors))
+    due = due_bump(interface_of(neighbour), _interface(metadata, tensors))
     if due.bump is Bump.MAJOR:
         raise ConflictError(
             f"{metadata.model_id} {metadata.version} would break users of {version_of(neighbour)}: "
@@ -238,34 +248,26 @@ _PARTS = sa.tuple_(
     *(sa.bindparam(part, type_=sa.BigInteger) for part in ("major", "minor", "patch"))
 )
 _DESCENDING = [column.desc() for column in VERSION_ORDER.clauses]
-_OF_MODEL = sa.select(VERSIONS).where(VERSIONS.c.model_key == sa.bindparam("model_key"))
-_LATEST = _OF_MODEL.order_by(*_DESCENDING).limit(1)
-_NOT_ABOVE = _OF_MODEL.where(_PARTS >= VERSION_ORDER).order_by(*_DESCENDING).limit(1)
-_ABOVE = _OF_MODEL.where(_PARTS < VERSION_ORDER).order_by(*VERSION_ORDER.clauses).limit(1)
+_WITH_TENSORS = sa.select(VERSIONS, TENSORS.c.tensors).outerjoin_from(VERSIONS, TENSORS)
+_OF_MODEL = _WITH_TENSORS.where(VERSIONS.c.model_key == sa.bindparam("model_key"))
+_LATEST = Prepared(_OF_MODEL.order_by(*_DESCENDING).limit(1))
+_NOT_ABOVE = Prepared(_OF_MODEL.where(_PARTS >= VERSION_ORDER).order_by(*_DESCENDING).limit(1))
+_ABOVE = Prepared(_OF_MODEL.where(_PARTS < VERSION_ORDER).order_by(*VERSION_ORDER.clauses).limit(1))
 
 
 def _neighbour(connection: sa.Connection, model_key: int, version: ModelVersion) -> Row | None:
     """The version itself, or the next lower one of the same major version, or the next higher one."""
-    place = {"model_key": model_key}
-    place |= {"major": version.major, "minor": version.minor, "patch": version.patch}
-    lower = connection.execute(_NOT_ABOVE, place).mappings().one_or_none()
+    place = {"model_key": model_key, **parts_of(version)}
+    lower = _NOT_ABOVE.first(connection, place)
     if lower is not None and lower["major"] == version.major:
         return lower
-    return connection.execute(_ABOVE, place).mappings().one_or_none()
+    return _ABOVE.first(connection, place)
 
 
-def latest_row(connection: sa.Connection, model_key: int) -> Row | None:
-    """The highest version of a model."""
-    return connection.execute(_LATEST, {"model_key": model_key}).mappings().one_or_none()
-
-
-def interface_of(connection: sa.Connection, row: Row) -> Interface:
-    """What users of a registered version rely on."""
-    return Interface(
-        tuple(json.loads(row["input_shape"])),
-        tuple(json.loads(row["output_shape"])),
-        tensors_of(connection, row["key"]),
-    )
+def interface_of(row: Row) -> Interface:
+    """What users of a registered version rely on; the row has its declared `tensors`."""
+    tensors = decode_tensors(row["tensors"])
+    return Interface(shape_of(row["input_shape"]), shape_of(row["output_shape"]), tensors)
 
 
 def _interface(metadata: ModelMetadata, tensors: Mapping[str, TensorSpec]) -> Interface:
@@ -280,9 +282,9 @@ def next_version(
     least: Bump,
 ) -> tuple[ModelVersion, DueBump]:
     """The version that is due after the highest one, at least `least` away from it."""
-    latest = latest_row(connection, model_key)
+    latest = _LATEST.first(connection, {"model_key": model_key})
     if latest is None:
         return FIRST_VERSION, DueBump(least, ("the model has no version yet",))
-    due = due_bump(interface_of(connection, latest), _interface(metadata, tensors))
+    due = due_bump(interface_of(latest), _interface(metadata, tensors))
     bump = max(due.bump, least, key=_BUMPS.index)
     return version_of(latest).next(bump), due

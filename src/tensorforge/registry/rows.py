@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.compiler import compiles
+from sqlalchemy.sql.compiler import SQLCompiler
+from sqlalchemy.sql.functions import FunctionElement
 
 from tensorforge.errors import NotFoundError
 from tensorforge.registry.lifecycle import DeploymentState
@@ -16,6 +20,7 @@ from tensorforge.registry.models import (
     Lineage,
     ModelMetadata,
     RegisteredModel,
+    Shape,
     Sla,
     TensorSpec,
     ValidationRecord,
@@ -33,18 +38,31 @@ from tensorforge.registry.schema import (
 )
 from tensorforge.registry.times import from_micros
 from tensorforge.registry.versions import ModelVersion, require_version
-
-Row = Mapping[Any, Any]
+from tensorforge.storage.prepared import Prepared, Row
 
 _BETWEEN_TAGS, _AFTER_KEY = TAG_SEPARATORS
 _NUMBERS = (VERSIONS.c.major, VERSIONS.c.minor, VERSIONS.c.patch)
 VERSION_ORDER = sa.tuple_(*_NUMBERS)
 
 
+class _Joined(FunctionElement[str]):
+    """The texts of all rows, with a separator between them."""
+
+    name = "joined"
+    type = sa.Text()
+    inherit_cache = True
+
+
+@compiles(_Joined)
+def _joined(element: _Joined, compiler: SQLCompiler, **options: Any) -> str:
+    function = "group_concat" if compiler.dialect.name == "sqlite" else "string_agg"
+    return f"{function}({compiler.process(element.clauses, **options)})"
+
+
 def _tags_of(table: sa.Table, owner: sa.Column[Any], key: sa.Column[Any]) -> sa.ScalarSelect[str]:
     pair = table.c.tag + _AFTER_KEY + table.c.value
     return (
-        sa.select(sa.func.aggregate_strings(pair, _BETWEEN_TAGS))
+        sa.select(_Joined(pair, sa.literal(_BETWEEN_TAGS)))
         .where(owner == key)
         .correlate(key.table)
         .scalar_subquery()
@@ -52,7 +70,7 @@ def _tags_of(table: sa.Table, owner: sa.Column[Any], key: sa.Column[Any]) -> sa.
 
 
 _VERSION_ALIASES = (
-    sa.select(sa.func.aggregate_strings(ALIASES.c.alias, ","))
+    sa.select(_Joined(ALIASES.c.alias, sa.literal(",")))
     .where(ALIASES.c.version_key == VERSIONS.c.key)
     .correlate(VERSIONS)
     .scalar_subquery()
@@ -72,16 +90,30 @@ MODEL_QUERY = sa.select(
 """A model with its tags in one row."""
 
 
-# Statements that every request runs are built once: building them costs more than running them.
-_MODEL_BY_ID = sa.select(MODELS).where(MODELS.c.model_id == sa.bindparam("model_id"))
-_LOCKED_MODEL_BY_ID = _MODEL_BY_ID.with_for_update()
-_VERSION_BY_PARTS = VERSION_QUERY.where(
-    MODELS.c.model_id == sa.bindparam("model_id"),
-    *(column == sa.bindparam(column.name) for column in _NUMBERS),
+_NAMED = MODELS.c.model_id == sa.bindparam("model_id")
+_MODEL_BY_ID = Prepared(sa.select(MODELS).where(_NAMED))
+_LOCKED_MODEL_BY_ID = Prepared(sa.select(MODELS).where(_NAMED).with_for_update())
+_MODEL_WITH_TAGS = Prepared(MODEL_QUERY.where(_NAMED))
+VERSION_BY_PARTS = Prepared(
+    VERSION_QUERY.where(_NAMED, *(column == sa.bindparam(column.name) for column in _NUMBERS))
 )
-_VERSION_BY_NUMBER = VERSION_QUERY.where(
-    MODELS.c.model_id == sa.bindparam("model_id"), VERSIONS.c.number == sa.bindparam("number")
+VERSION_BY_NUMBER = Prepared(
+    VERSION_QUERY.where(_NAMED, VERSIONS.c.number == sa.bindparam("number"))
 )
+VERSION_BY_ALIAS = Prepared(
+    VERSION_QUERY.join(ALIASES, ALIASES.c.version_key == VERSIONS.c.key).where(
+        _NAMED,
+        ALIASES.c.model_key == MODELS.c.key,
+        ALIASES.c.alias == sa.bindparam("alias"),
+    )
+)
+_ALIASES_OF_MODEL = Prepared(
+    sa.select(ALIASES.c.alias, VERSIONS.c.number, *_NUMBERS)
+    .join_from(ALIASES, VERSIONS, ALIASES.c.version_key == VERSIONS.c.key)
+    .where(ALIASES.c.model_key == sa.bindparam("model_key"))
+    .order_by(ALIASES.c.alias)
+)
+_VERSION_BY_KEY = Prepared(sa.select(*_NUMBERS).where(VERSIONS.c.key == sa.bindparam("key")))
 
 
 def find_model(connection: sa.Connection, model_id: str, *, lock: bool = False) -> Row:
@@ -95,7 +127,7 @@ def find_model(connection: sa.Connection, model_id: str, *, lock: bool = False) 
 def look_for_model(connection: sa.Connection, model_id: str, *, lock: bool = False) -> Row | None:
     """The model's row, or `None`."""
     query = _LOCKED_MODEL_BY_ID if lock else _MODEL_BY_ID
-    return connection.execute(query, {"model_id": model_id}).mappings().one_or_none()
+    return query.first(connection, {"model_id": model_id})
 
 
 def find_version(connection: sa.Connection, model_id: str, version: ModelVersion) -> Row:
@@ -109,23 +141,32 @@ def find_version(connection: sa.Connection, model_id: str, version: ModelVersion
 
 def look_for_version(connection: sa.Connection, model_id: str, version: ModelVersion) -> Row | None:
     """The version's row, or `None`."""
-    values = {"model_id": model_id, **_parts(version)}
-    return connection.execute(_VERSION_BY_PARTS, values).mappings().one_or_none()
+    return VERSION_BY_PARTS.first(connection, {"model_id": model_id, **parts_of(version)})
 
 
-def look_for_number(connection: sa.Connection, model_id: str, number: int) -> Row | None:
-    """The row of the version with this place in the order of registration, or `None`."""
-    values = {"model_id": model_id, "number": number}
-    return connection.execute(_VERSION_BY_NUMBER, values).mappings().one_or_none()
+def look_for_alias(connection: sa.Connection, model_id: str, alias: str) -> Row | None:
+    """The version that an alias points to."""
+    return VERSION_BY_ALIAS.first(connection, {"model_id": model_id, "alias": alias})
 
 
-def _parts(version: ModelVersion) -> dict[str, int]:
+def parts_of(version: ModelVersion) -> dict[str, int]:
+    """A version as the parameters of a statement."""
     return {"major": version.major, "minor": version.minor, "patch": version.patch}
 
 
 def version_of(row: Row) -> ModelVersion:
     """The number in a row of versions."""
-    return ModelVersion(row["major"], row["minor"], row["patch"])
+    return _version(row["major"], row["minor"], row["patch"])
+
+
+# Values that many rows share and nobody can change are made once.
+_version = functools.lru_cache(maxsize=10_000)(ModelVersion)
+_lineage = functools.lru_cache(maxsize=1_000)(
+    lambda run_id, step, checkpoint_id, run_link: Lineage(
+        run_id=run_id, step=step, checkpoint_id=checkpoint_id, run_link=run_link
+    )
+)
+_STATES = {state.value: state for state in DeploymentState}
 
 
 def to_metadata(row: Row) -> ModelMetadata:
@@ -135,43 +176,47 @@ def to_metadata(row: Row) -> ModelMetadata:
         name=row["name"],
         version=version_of(row),
         framework=row["framework"],
-        input_shape=tuple(json.loads(row["input_shape"])),
-        output_shape=tuple(json.loads(row["output_shape"])),
+        input_shape=shape_of(row["input_shape"]),
+        output_shape=shape_of(row["output_shape"]),
         size_bytes=row["size_bytes"],
         checksum=row["checksum"],
         registered_at=from_micros(row["registered_us"]),
-        state=DeploymentState(row["state"]),
-        tags=_split_tags(row["tags"]),
+        state=_STATES[row["state"]],
+        tags=split_tags(row["tags"]),
         source=row["source"],
         description=row["description"],
-        lineage=Lineage(
-            run_id=row["run_id"],
-            step=row["step"],
-            checkpoint_id=row["checkpoint_id"],
-            run_link=row["run_link"],
-        ),
+        lineage=_lineage(row["run_id"], row["step"], row["checkpoint_id"], row["run_link"]),
         registered_by=row["registered_by"],
         updated_at=from_micros(row["updated_us"]),
         number=row["number"],
         revision=row["revision"],
-        aliases=tuple(sorted(row["aliases"].split(","))) if row["aliases"] else (),
+        aliases=split_aliases(row["aliases"]),
     )
+
+
+@functools.lru_cache(maxsize=1_000)
+def shape_of(text: str) -> Shape:
+    """A shape that was stored as text; there are few different ones."""
+    return tuple(json.loads(text))
+
+
+def read_model(connection: sa.Connection, model_id: str) -> RegisteredModel:
+    """What holds for all versions of a model; `NotFoundError` if there is no such model."""
+    row = _MODEL_WITH_TAGS.first(connection, {"model_id": model_id})
+    if row is None:
+        raise NotFoundError(f"no model is called {model_id[:200]!r}")
+    return to_model(connection, row)
 
 
 def to_model(connection: sa.Connection, row: Row) -> RegisteredModel:
     """A row of `MODEL_QUERY` as a value, with what its aliases point to."""
-    aliases = connection.execute(
-        sa.select(ALIASES.c.alias, *_NUMBERS)
-        .join_from(ALIASES, VERSIONS, ALIASES.c.version_key == VERSIONS.c.key)
-        .where(ALIASES.c.model_key == row["key"])
-        .order_by(ALIASES.c.alias)
-    ).mappings()
+    aliases = _ALIASES_OF_MODEL.all(connection, {"model_key": row["key"]})
     return RegisteredModel(
         model_id=row["model_id"],
         description=row["description"],
         created_at=from_micros(row["created_us"]),
         updated_at=from_micros(row["updated_us"]),
-        tags=_split_tags(row["tags"]),
+        tags=split_tags(row["tags"]),
         aliases={alias["alias"]: version_of(alias) for alias in aliases},
         sla=to_sla(row),
         production=_production(connection, row),
@@ -182,8 +227,7 @@ def to_model(connection: sa.Connection, row: Row) -> RegisteredModel:
 def _production(connection: sa.Connection, row: Row) -> ModelVersion | None:
     if row["production_key"] is None:
         return None
-    query = sa.select(*_NUMBERS).where(VERSIONS.c.key == row["production_key"])
-    return version_of(connection.execute(query).mappings().one())
+    return version_of(_VERSION_BY_KEY.all(connection, {"key": row["production_key"]})[0])
 
 
 def to_sla(row: Row) -> Sla | None:
@@ -193,18 +237,33 @@ def to_sla(row: Row) -> Sla | None:
     return Sla(max_latency_ms=row["sla_max_latency_ms"], min_accuracy=row["sla_min_accuracy"])
 
 
-def _split_tags(joined: str | None) -> dict[str, str]:
+def split_tags(joined: str | None) -> dict[str, str]:
+    """The tags in a row."""
     if not joined:
         return {}
-    pairs = (pair.split(_AFTER_KEY, 1) for pair in joined.split(_BETWEEN_TAGS))
-    return dict(sorted((key, value) for key, value in pairs))
+    pairs = [pair.split(_AFTER_KEY, 1) for pair in joined.split(_BETWEEN_TAGS)]
+    pairs.sort()
+    return dict(pairs)
+
+
+def split_aliases(joined: str | None) -> tuple[str, ...]:
+    """The aliases in a version's row."""
+    return tuple(sorted(joined.split(","))) if joined else ()
+
+
+_TENSORS_OF_VERSION = Prepared(
+    sa.select(TENSORS.c.tensors).where(TENSORS.c.version_key == sa.bindparam("version_key"))
+)
 
 
 def tensors_of(connection: sa.Connection, version_key: int) -> dict[str, TensorSpec]:
     """The tensors that were declared at registration; empty if none were."""
-    text = connection.scalar(
-        sa.select(TENSORS.c.tensors).where(TENSORS.c.version_key == version_key)
-    )
+    row = _TENSORS_OF_VERSION.first(connection, {"version_key": version_key})
+    return decode_tensors(None if row is None else row["tensors"])
+
+
+def decode_tensors(text: str | None) -> dict[str, TensorSpec]:
+    """Declared tensors from what `encode_tensors` made of them."""
     if text is None:
         return {}
     return {
@@ -213,7 +272,7 @@ def tensors_of(connection: sa.Connection, version_key: int) -> dict[str, TensorS
 
 
 def encode_tensors(tensors: Mapping[str, TensorSpec]) -> str:
-    """What `tensors_of` reads."""
+    """Declared tensors as they are stored."""
     return json.dumps({name: [spec.dtype, list(spec.shape)] for name, spec in tensors.items()})
 
 
@@ -266,15 +325,17 @@ def or_null(value: float) -> float | None:
     return None if math.isnan(value) else value
 
 
-def insert_if_absent(connection: sa.Connection, table: sa.Table, values: Mapping[str, Any]) -> bool:
-    """Insert a row unless one with the same key is there, and tell whether it was inserted.
+def insertion_if_absent(table: sa.Table, columns: Sequence[str]) -> Prepared:
+    """Insert a row unless one with the same key is there; what was inserted comes back.
 
     A racing writer of the same key is waited for.
     """
-    dialect: Any = sqlite if connection.dialect.name == "sqlite" else postgresql
-    statement = dialect.insert(table).values(dict(values)).on_conflict_do_nothing()
-    inserted = connection.execute(statement.returning(*table.primary_key.columns))
-    return inserted.one_or_none() is not None
+
+    def statement(dialect: str) -> sa.Executable:
+        insert: Any = (sqlite if dialect == "sqlite" else postgresql).insert(table)
+        return insert.on_conflict_do_nothing().returning(*table.columns)  # type: ignore[no-any-return]  # the two dialects share no type for it
+
+    return Prepared(statement, columns=columns)
 
 
 def parse_stored_version(text: str | None) -> ModelVersion | None:

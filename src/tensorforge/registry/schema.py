@@ -79,6 +79,7 @@ MODEL_TAGS = sa.Table(
     sa.Column("value", sa.Text, nullable=False),
     sa.Column("digest", sa.Text, nullable=False),
     sa.Index("registry_model_tags_digest", "tag", "digest", "model_key"),
+    sqlite_with_rowid=False,
 )
 
 VERSION_TAGS = sa.Table(
@@ -91,6 +92,7 @@ VERSION_TAGS = sa.Table(
     sa.Column("value", sa.Text, nullable=False),
     sa.Column("digest", sa.Text, nullable=False),
     sa.Index("registry_version_tags_digest", "tag", "digest", "version_key"),
+    sqlite_with_rowid=False,
 )
 
 ALIASES = sa.Table(
@@ -102,6 +104,7 @@ ALIASES = sa.Table(
     sa.Column("alias", sa.Text, primary_key=True),
     sa.Column("version_key", _KEY, sa.ForeignKey(VERSIONS.c.key), nullable=False),
     sa.Index("registry_aliases_version", "version_key"),
+    sqlite_with_rowid=False,
 )
 
 VALIDATIONS = sa.Table(

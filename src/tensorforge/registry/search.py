@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar, cast
 
 import sqlalchemy as sa
 
@@ -26,8 +27,9 @@ from tensorforge.registry.filters import (
     parse_ordering,
 )
 from tensorforge.registry.names import check_text, tag_digest
-from tensorforge.registry.rows import MODEL_QUERY, VERSION_QUERY, Row
+from tensorforge.registry.rows import MODEL_QUERY, VERSION_ORDER, VERSION_QUERY
 from tensorforge.registry.schema import MODEL_TAGS, MODELS, VERSION_TAGS, VERSIONS
+from tensorforge.storage.prepared import Prepared, Row
 
 MAX_PAGE = 10_000
 Item = TypeVar("Item")
@@ -94,6 +96,15 @@ MODEL_SEARCH = Searchable(
 _MILLISECONDS = {"creation_timestamp", "last_updated_timestamp", "timestamp"}
 
 
+@dataclass(frozen=True, slots=True)
+class Within:
+    """What a page is confined to besides the filter: one model, and versions of a range."""
+
+    model_key: int | None = None
+    low: tuple[int, int, int] | None = None
+    high: tuple[int, int, int] | None = None
+
+
 def find_page(
     connection: sa.Connection,
     kind: Searchable,
@@ -102,31 +113,91 @@ def find_page(
     order_by: Sequence[str] = (),
     limit: int = 100,
     token: str | None = None,
-    conditions: Iterable[sa.ColumnElement[bool]] = (),
+    within: Within | None = None,
+    columns: frozenset[str] | None = None,
 ) -> tuple[Sequence[Row], str | None]:
-    """One page of rows and the token of the next. `conditions` hold besides the filter."""
+    """One page of rows and the token of the next; `columns` names those that are needed, if not all are."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
         raise InvalidInputError(f"a page must hold between 1 and {MAX_PAGE} results, not {limit}")
     check_text("filter", filter_text)
-    order = _order(kind, parse_ordering(tuple(order_by)))
-    query = kind.query
-    for comparison in parse_filter(filter_text):
-        if comparison.tag is not None and comparison.operator == "=":
-            query, owner = _join_tag(query, kind, comparison)
-            # Equal to the key, and in the order of the index that finds the tag: nothing is sorted.
-            order = [(owner if column is kind.key else column, down) for column, down in order]
-        else:
-            query = _apply(connection, query, kind, comparison)
-    query = query.where(*conditions)
-    identity = _identity(filter_text, order_by)
+    place = within or Within()
+    comparisons, orderings = parse_filter(filter_text), parse_ordering(tuple(order_by))
+    order, identity = _order(kind, orderings), _identity(filter_text, order_by)
+    values: dict[str, Any] = {"limit": limit + 1}
+    for number, comparison in enumerate(comparisons):
+        values |= _values(connection, kind, number, comparison)
+    values |= _within_values(place)
     if token:
-        query = query.where(_after(order, _read_token(token, identity, order)))
-    sorted_query = query.order_by(*(c.desc() if down else c.asc() for c, down in order))
-    rows = list(connection.execute(sorted_query.limit(limit + 1)).mappings())
+        read = _read_token(token, identity, order)
+        values |= {f"after{n}": value for n, value in enumerate(read)}
+    shape = _Shape(
+        dialect=connection.dialect.name,
+        comparisons=tuple(replace(each, value=_arity(each)) for each in comparisons),
+        orderings=orderings,
+        follows=bool(token),
+        bounds=tuple(name for name in _BOUNDS if getattr(place, name) is not None),
+        columns=columns,
+    )
+    rows = _prepare(kind.tags.name, shape).all(connection, values)
     if len(rows) <= limit:
         return rows, None
     last = rows[limit - 1]
-    return rows[:limit], _make_token(identity, [_value(last, column, kind) for column, _ in order])
+    return rows[:limit], _make_token(identity, [last[column.name] for column, _ in order])
+
+
+_BOUNDS = ("model_key", "low", "high")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Shape:
+    """A search without its values: searches of the same shape share a statement."""
+
+    dialect: str
+    comparisons: tuple[Comparison, ...]
+    orderings: tuple[Ordering, ...]
+    follows: bool
+    bounds: tuple[str, ...]
+    columns: frozenset[str] | None
+
+
+def _arity(comparison: Comparison) -> int:
+    return len(comparison.value) if isinstance(comparison.value, tuple) else 1
+
+
+@functools.lru_cache(maxsize=500)
+def _prepare(tags: str, shape: _Shape) -> Prepared:
+    kind = VERSION_SEARCH if tags == VERSION_TAGS.name else MODEL_SEARCH
+    order, query = _order(kind, shape.orderings), kind.query
+    if shape.columns is not None:
+        needed = shape.columns | {column.name for column, _ in order}
+        chosen = [column for column in query.selected_columns if column.name in needed]
+        query = query.with_only_columns(*chosen, maintain_column_froms=True)
+    for number, comparison in enumerate(shape.comparisons):
+        if comparison.tag is not None and comparison.operator == "=":
+            query, owner = _join_tag(query, kind, number)
+            # Equal to the key, and in the order of the index that finds the tag: nothing is sorted.
+            order = [(owner if column is kind.key else column, down) for column, down in order]
+        else:
+            query = query.where(_condition(shape.dialect, kind, number, comparison))
+    query = query.where(*(_bound(name) for name in shape.bounds))
+    if shape.follows:
+        query = query.where(_after(order))
+    sorted_query = query.order_by(*(c.desc() if down else c.asc() for c, down in order))
+    return Prepared(sorted_query.limit(sa.bindparam("limit", type_=sa.Integer)))
+
+
+def _bound(name: str) -> sa.ColumnElement[bool]:
+    if name == "model_key":
+        return VERSIONS.c.model_key == sa.bindparam("model_key")
+    parts = sa.tuple_(*(sa.bindparam(f"{name}{n}", type_=sa.BigInteger) for n in range(3)))
+    return parts <= VERSION_ORDER if name == "low" else parts > VERSION_ORDER
+
+
+def _within_values(place: Within) -> dict[str, Any]:
+    values: dict[str, Any] = {} if place.model_key is None else {"model_key": place.model_key}
+    for name, bound in (("low", place.low), ("high", place.high)):
+        values |= {f"{name}{n}": part for n, part in enumerate(bound or ())}
+    return values
 
 
 Direction = tuple[sa.Column[Any], bool]
@@ -149,16 +220,6 @@ def _field(kind: Searchable, name: str) -> sa.Column[Any]:
             f"{name[:60]!r} cannot be searched; these can: {', '.join(sorted(kind.fields))}, tags.KEY"
         )
     return column
-
-
-def _apply(
-    connection: sa.Connection, query: sa.Select[Any], kind: Searchable, comparison: Comparison
-) -> sa.Select[Any]:
-    if comparison.tag is not None:
-        return _apply_tag(connection, query, kind, comparison)
-    column = _field(kind, comparison.field)
-    value = _typed(column, comparison)
-    return query.where(_compare(connection, column, comparison.operator, value))
 
 
 def _typed(column: sa.Column[Any], comparison: Comparison) -> Literal:
@@ -185,35 +246,52 @@ def _whole(field: str, value: Literal) -> int:
     return number
 
 
+def _values(
+    connection: sa.Connection, kind: Searchable, number: int, comparison: Comparison
+) -> dict[str, Any]:
+    """The checked parameters of one comparison."""
+    value = comparison.value
+    if comparison.tag is None:
+        value = _typed(_field(kind, comparison.field), comparison)
+    elif isinstance(value, int):
+        raise InvalidInputError(f"tags are texts; put {value} in quotes")
+    if comparison.operator == "LIKE" and connection.dialect.name == "sqlite":
+        value = _glob(str(value))
+    found: dict[str, Any] = {f"tag{number}": comparison.tag} if comparison.tag is not None else {}
+    if isinstance(value, tuple):
+        return found | {f"value{number}_{n}": each for n, each in enumerate(value)}
+    if comparison.tag is not None and comparison.operator == "=":
+        found[f"digest{number}"] = tag_digest(str(value))
+    return found | {f"value{number}": value}
+
+
 def _join_tag(
-    query: sa.Select[Any], kind: Searchable, comparison: Comparison
+    query: sa.Select[Any], kind: Searchable, number: int
 ) -> tuple[sa.Select[Any], sa.Column[Any]]:
     """The query for things with exactly this tag, and the tag's own copy of their key."""
-    tags, value = kind.tags.alias(), comparison.value
-    if not isinstance(value, str):
-        raise InvalidInputError(f"tags are texts; put {value} in quotes")
-    owner: sa.Column[Any] = tags.c[kind.owner]
-    same = sa.and_(owner == kind.key, tags.c.tag == comparison.tag, tags.c.value == value)
-    return query.join(tags, sa.and_(same, tags.c.digest == tag_digest(value))), owner
-
-
-def _value(row: Row, column: sa.Column[Any], kind: Searchable) -> Any:
-    return row[kind.key.name if column.name == kind.owner else column.name]
-
-
-def _apply_tag(
-    connection: sa.Connection, query: sa.Select[Any], kind: Searchable, comparison: Comparison
-) -> sa.Select[Any]:
     tags = kind.tags.alias()
-    value = comparison.value
-    if isinstance(value, int):
-        raise InvalidInputError(f"tags are texts; put {value} in quotes")
-    mine = sa.and_(tags.c[kind.owner] == kind.key, tags.c.tag == comparison.tag)
+    owner: sa.Column[Any] = tags.c[kind.owner]
+    same = sa.and_(
+        owner == kind.key,
+        tags.c.tag == sa.bindparam(f"tag{number}"),
+        tags.c.value == sa.bindparam(f"value{number}"),
+        tags.c.digest == sa.bindparam(f"digest{number}"),
+    )
+    return query.join(tags, same), owner
+
+
+def _condition(
+    dialect: str, kind: Searchable, number: int, comparison: Comparison
+) -> sa.ColumnElement[bool]:
+    if comparison.tag is None:
+        return _compare(dialect, _field(kind, comparison.field), number, comparison)
+    tags = kind.tags.alias()
+    mine = sa.and_(tags.c[kind.owner] == kind.key, tags.c.tag == sa.bindparam(f"tag{number}"))
     if comparison.operator == "!=":
-        same = sa.and_(mine, tags.c.value == value)
-        return query.where(~sa.exists(sa.select(1).select_from(tags).where(same)))
-    condition = _compare(connection, tags.c.value, comparison.operator, value)
-    return query.where(sa.exists(sa.select(1).select_from(tags).where(mine, condition)))
+        same = sa.and_(mine, tags.c.value == sa.bindparam(f"value{number}"))
+        return ~sa.exists(sa.select(1).select_from(tags).where(same))
+    fits = _compare(dialect, tags.c.value, number, comparison)
+    return sa.exists(sa.select(1).select_from(tags).where(mine, fits))
 
 
 _SIMPLE: dict[str, Callable[[sa.ColumnElement[Any], Any], sa.ColumnElement[bool]]] = {
@@ -223,19 +301,24 @@ _SIMPLE: dict[str, Callable[[sa.ColumnElement[Any], Any], sa.ColumnElement[bool]
     "<=": lambda column, value: column <= value,
     ">": lambda column, value: column > value,
     ">=": lambda column, value: column >= value,
-    "IN": lambda column, value: column.in_(value),
     "ILIKE": lambda column, value: column.ilike(value),
 }
 
 
 def _compare(
-    connection: sa.Connection, column: sa.ColumnElement[Any], operator: str, value: Literal
+    dialect: str, column: sa.ColumnElement[Any], number: int, comparison: Comparison
 ) -> sa.ColumnElement[bool]:
-    if operator != "LIKE":
-        return _SIMPLE[operator](column, value)
-    if connection.dialect.name == "sqlite":
+    if comparison.operator == "IN":
+        count = cast("int", comparison.value)
+        return column.in_(
+            [sa.bindparam(f"value{number}_{n}", type_=column.type) for n in range(count)]
+        )
+    value = sa.bindparam(f"value{number}", type_=column.type)
+    if comparison.operator != "LIKE":
+        return _SIMPLE[comparison.operator](column, value)
+    if dialect == "sqlite":
         # SQLite's LIKE ignores case, its GLOB does not.
-        return column.op("GLOB", is_comparison=True)(_glob(str(value)))
+        return column.op("GLOB", is_comparison=True)(value)
     return column.like(value)
 
 
@@ -244,15 +327,15 @@ def _glob(pattern: str) -> str:
     return "".join(special.get(character, character) for character in pattern)
 
 
-def _after(order: list[Direction], values: list[Any]) -> sa.ColumnElement[bool]:
-    """The condition that a row comes after the one with these values."""
+def _after(order: list[Direction]) -> sa.ColumnElement[bool]:
+    """The condition that a row comes after the one whose values are bound."""
+    places = [sa.bindparam(f"after{n}", type_=column.type) for n, (column, _) in enumerate(order)]
     if len({down for _, down in order}) == 1:
         columns = sa.tuple_(*(column for column, _ in order))
-        place = sa.tuple_(*(sa.literal(v, c.type) for v, (c, _) in zip(values, order, strict=True)))
-        return columns < place if order[0][1] else columns > place
+        return columns < sa.tuple_(*places) if order[0][1] else columns > sa.tuple_(*places)
     options: list[sa.ColumnElement[bool]] = []
     equal: list[sa.ColumnElement[bool]] = []
-    for (column, down), value in zip(order, values, strict=True):
+    for (column, down), value in zip(order, places, strict=True):
         options.append(sa.and_(*equal, column < value if down else column > value))
         equal.append(column == value)
     return sa.or_(*options)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -18,6 +18,7 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import StaticPool
 
 from tensorforge.errors import ClosedError, InvalidInputError, UnavailableError
+from tensorforge.storage.prepared import Prepared, Row
 
 IN_MEMORY = "sqlite://"
 _BUSY_TIMEOUT_MS = 30_000
@@ -39,8 +40,15 @@ class Database:
         self.url = parsed.render_as_string(hide_password=True)
         # One in-memory database is one connection, so its users take turns.
         self._turn = threading.RLock() if self.is_in_memory else contextlib.nullcontext()
+        # SQLite's writers wait for each other by sleeping; those of one process can queue instead.
+        self._queue = threading.Lock() if self.is_sqlite and not self.is_in_memory else None
         self._closed = False
         self._engine = self._open(parsed)
+        driver: Any = self._engine.dialect.loaded_dbapi
+        self._unavailable = (
+            *(sa.exc.OperationalError, sa.exc.InterfaceError),
+            *(driver.OperationalError, driver.InterfaceError),
+        )
 
     def _open(self, url: sa.URL) -> sa.Engine:
         options: dict[str, Any] = {}
@@ -78,6 +86,15 @@ class Database:
             finally:
                 transaction.rollback()
 
+    def fetch(self, statement: Prepared, parameters: Mapping[str, Any]) -> list[Row]:
+        """The rows of one statement that reads: it sees one consistent state without more ado."""
+        with self._translated(), self._turn:
+            connection = self._engine.raw_connection()
+            try:
+                return statement.fetch(connection, self._engine.dialect, parameters)
+            finally:
+                connection.close()
+
     @contextlib.contextmanager
     def write(self) -> Iterator[sa.Connection]:
         """A transaction: durable when the block ends, without trace if the block raises.
@@ -85,21 +102,36 @@ class Database:
         SQLite takes its write lock at the start, so that a block which reads and then writes never
         loses a race half-way through.
         """
-        with self._connection(immediate=True) as connection, connection.begin():
+        with self._queued(), self._connection(immediate=True) as connection, connection.begin():
             yield connection
 
     @contextlib.contextmanager
+    def _queued(self) -> Iterator[None]:
+        if self._queue is None:
+            yield
+            return
+        if not self._queue.acquire(timeout=_BUSY_TIMEOUT_MS / 1000):
+            raise UnavailableError(f"the database {self.url} is busy: another thread is writing")
+        try:
+            yield
+        finally:
+            self._queue.release()
+
+    @contextlib.contextmanager
     def _connection(self, *, immediate: bool) -> Iterator[sa.Connection]:
+        with self._translated(), self._turn, self._engine.connect() as connection:
+            connection.info["immediate"] = immediate
+            yield connection
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
         if self._closed:
             raise ClosedError(f"the database {self.url} was closed")
         try:
-            with self._turn, self._engine.connect() as connection:
-                connection.info["immediate"] = immediate
-                yield connection
-        except (sa.exc.OperationalError, sa.exc.InterfaceError) as error:
-            raise UnavailableError(
-                f"the database {self.url} did not answer: {error.orig}"
-            ) from error
+            yield
+        except self._unavailable as error:
+            cause = getattr(error, "orig", error)
+            raise UnavailableError(f"the database {self.url} did not answer: {cause}") from error
 
     def close(self) -> None:
         """Close every connection; closing twice is fine."""

@@ -20,8 +20,11 @@ from pathlib import Path
 from typing import Any, Self
 
 from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.elastic.access import ROLES, is_loopback
+from tensorforge.elastic.token_files import load_or_issue
 from tensorforge.encoding import encode
 from tensorforge.errors import DeadlineExceededError
+from tensorforge.security import TokenStore
 from tensorforge.train.runlog import read_run_logs
 
 PRELOADED = ("torch", "torch._dynamo", "tensorforge.train.run", "tensorforge.elastic.coordinator")
@@ -40,7 +43,8 @@ def forking_context() -> ForkServerContext:
 class LocalCluster:
     """Runs `main(*arguments)` in every worker, with the environment that a launcher would set.
 
-    A context manager: at the end every process is killed that is still there.
+    A context manager: at the end every process is killed that is still there. On a `host` other than loopback,
+    everybody uses a job token.
     """
 
     def __init__(
@@ -53,10 +57,13 @@ class LocalCluster:
         desired_workers: int | None = None,
         lease_seconds: float = 0.5,
         environment: Mapping[str, str] | None = None,
+        host: str = "127.0.0.1",
     ) -> None:
         self.folder = folder
         self.config = config or ElasticTrainingConfig()
-        self.address = f"127.0.0.1:{_free_port()}"
+        self.address = f"{host}:{_free_port(host)}"
+        self._token_file = None if is_loopback(host) else folder / "job.token"
+        self.token: str | None = None
         self._main = main
         self._arguments = arguments
         self._desired_workers = desired_workers
@@ -82,12 +89,15 @@ class LocalCluster:
     def start_coordinator(self) -> None:
         """Start it, or start it again on its journal and its port."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        if self._token_file is not None:
+            self.token = load_or_issue(TokenStore(), self._token_file, "job", ROLES)
         settings = {
             "config": self.config,
             "address": self.address,
             "database": str(self.folder / "meta.db"),
             "desired_workers": self._desired_workers,
             "lease_seconds": self._lease_seconds,
+            "token_file": self._token_file,
         }
         self._coordinator = self._context.Process(
             target=_lead, args=(settings, str(self.folder / "coordinator.log"))
@@ -109,6 +119,7 @@ class LocalCluster:
             "TENSORFORGE_WORKER_ID": name,
             "TENSORFORGE_RUN_DIR": str(self.folder),
             "TENSORFORGE_CONFIG": json.dumps(encode(self.config)),
+            **({} if self.token is None else {"TENSORFORGE_TOKEN": self.token}),
             **self._environment,
         }
         log = str(self.folder / f"{name}.log")
@@ -203,6 +214,10 @@ def _lead(settings: dict[str, Any], log: str) -> None:
 
     with _logged(log):
         host, _, port = settings["address"].rpartition(":")
+        tokens = None
+        if settings["token_file"] is not None:
+            tokens = TokenStore()
+            load_or_issue(tokens, settings["token_file"], "job", ROLES)
         leader = ElasticCoordinator(
             settings["config"],
             host=host,
@@ -210,6 +225,7 @@ def _lead(settings: dict[str, Any], log: str) -> None:
             database=settings["database"],
             desired_workers=settings["desired_workers"],
             lease_seconds=settings["lease_seconds"],
+            tokens=tokens,
             lease_wait=30.0,
             on_note=lambda note: print(time.time(), note, flush=True),  # noqa: T201
         )
@@ -241,7 +257,7 @@ def _logged(path: str) -> Iterator[None]:
     yield
 
 
-def _free_port() -> int:
+def _free_port(host: str) -> int:
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         return int(probe.getsockname()[1])

@@ -32,6 +32,8 @@ class Puppet:
     worker: WorkerId
     incarnation: str
     connection: int
+    previous: str | None = None
+    pid: int = 0
     received: list[Any] = field(default_factory=list)
     generation: int | None = None
     members: tuple[WorkerId, ...] = ()
@@ -116,12 +118,15 @@ class SimulatedCluster:
 
     # What workers do
 
-    def join(self, name: str, *, generation: int | None = None) -> Puppet:
-        """A new process says hello."""
-        incarnation = f"{name}-{next(self._incarnations)}"
-        puppet = Puppet(WorkerId(name, "host", 1), incarnation, next(self._connections))
+    def join(self, name: str, *, host: str = "host", previous: Puppet | None = None) -> Puppet:
+        """A new process says hello; or, with `previous`, one that was fenced as that puppet."""
+        number = next(self._incarnations)
+        worker = WorkerId(name, host, 1) if previous is None else previous.worker
+        puppet = Puppet(worker, f"{name}-{number}", next(self._connections), pid=number)
+        if previous is not None:
+            puppet.previous, puppet.pid = previous.incarnation, previous.pid
         self._by_connection[puppet.connection] = puppet
-        self.hello(puppet, generation)
+        self.hello(puppet, None)
         if self.machine.state.roster.by_connection(puppet.connection) is not None:
             self.puppets[name] = puppet
         return puppet
@@ -133,6 +138,8 @@ class SimulatedCluster:
             worker=puppet.worker,
             incarnation=puppet.incarnation,
             generation=generation,
+            previous=puppet.previous,
+            attributes={"pid": str(puppet.pid)},
         )
         self.feed(inputs.Received(puppet.connection, message))
 
@@ -142,6 +149,8 @@ class SimulatedCluster:
         puppet.is_connected = True
         self._by_connection[puppet.connection] = puppet
         self.hello(puppet, puppet.generation)
+        if self.machine.state.roster.by_connection(puppet.connection) is not None:
+            self.puppets[puppet.id] = puppet
 
     def say(self, puppet: Puppet, kind: type[Any], **fields: Any) -> None:
         """Any message, with the puppet's incarnation and generation unless told otherwise."""
@@ -160,9 +169,14 @@ class SimulatedCluster:
 
     def crash(self, puppet: Puppet, reason: str = "its stream broke") -> None:
         """The process dies: its stream breaks."""
+        self.cut(puppet, reason)
+
+    def cut(self, puppet: Puppet, reason: str = "its stream broke") -> None:
+        """The stream breaks; whether the process is gone or trains on, nobody can see."""
         self._by_connection.pop(puppet.connection, None)
         puppet.is_connected = False
-        self.puppets.pop(puppet.id, None)
+        if self.puppets.get(puppet.id) is puppet:
+            del self.puppets[puppet.id]
         self.feed(inputs.Closed(puppet.connection, reason, self.clock()))
 
     # What all of them do

@@ -1,10 +1,11 @@
 """Elastic training: the run, its steps, and the machinery that gives the same model whatever happens.
 
-    tree, work, seeds, config      pure: who adds what in which order, who computes what, which random stream
-    layout, gradients, reduction   a step's gradient: per shard, along the tree, over the members
-    group, membership, session     the generations: their process groups and how a worker follows them
-    agreement, healing, state      one state on all members after every change
-    progress, step, run            what a training script sees
+    tree, work, placement, seeds, config   pure: who adds what in which order, who computes what
+    layout, gradients, reduction           a step's gradient: per shard, along the tree, over the members
+    group, membership, session             the generations: their process groups, how a worker follows them
+    agreement, healing, state              one state on all members after every change
+    local_shards, shard_plane              data that workers hold, moved by the plan while training goes on
+    progress, engine, step, run            what a training script sees, and what works behind it
 
 What needs torch is imported when it is asked for.
 """
@@ -16,12 +17,19 @@ from tensorforge.train.config import RunConfig
 if TYPE_CHECKING:
     from tensorforge.train.checkpoints import CheckpointPlan
     from tensorforge.train.evaluation import Evaluation
+    from tensorforge.train.local_shards import LocalShards
     from tensorforge.train.run import Run
     from tensorforge.train.step import Step
 
-__all__ = ["CheckpointPlan", "Evaluation", "Run", "RunConfig", "Step"]
+__all__ = ["CheckpointPlan", "Evaluation", "LocalShards", "Run", "RunConfig", "Step"]
 
-_HOMES = {"CheckpointPlan": "checkpoints", "Evaluation": "evaluation", "Run": "run", "Step": "step"}
+_HOMES = {
+    "CheckpointPlan": "checkpoints",
+    "Evaluation": "evaluation",
+    "LocalShards": "local_shards",
+    "Run": "run",
+    "Step": "step",
+}
 
 
 def __getattr__(name: str) -> Any:

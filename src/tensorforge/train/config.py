@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tensorforge.cluster.config import AdaptationStrategy
+from tensorforge.data.order import ShardLocalOrder, ShuffledOrder
 from tensorforge.errors import ConfigurationError
 
 
@@ -26,7 +27,10 @@ class RunConfig:
     `clip_grad_norm`: the largest norm of the whole gradient.
     `schedule_every`: when the scheduler advances: `"step"` or `"epoch"`.
     `metrics`: the names that `step.log` may use besides the loss.
-    `block`: read this many neighbouring samples together when shuffling.
+    `shuffle`: `"everywhere"` deals the samples anew to the shards in each epoch; `"within_shards"` keeps each
+    shard's samples and changes their order, so that workers can hold them (see `LocalShards`).
+    `block`: read this many neighbouring samples together when shuffling everywhere.
+    `bucket_bytes`: how much of the gradient is sent at once, while the last backward pass goes on.
     """
 
     batch_size: int
@@ -38,10 +42,12 @@ class RunConfig:
     clip_grad_norm: float | None = None
     schedule_every: str = "step"
     metrics: tuple[str, ...] = ()
+    shuffle: str = "everywhere"
     block: int = 1
+    bucket_bytes: int = 4 << 20
 
     def __post_init__(self) -> None:
-        for field in ("batch_size", "shards", "accumulation", "block"):
+        for field in ("batch_size", "shards", "accumulation", "block", "bucket_bytes"):
             self._whole_number(field, least=1)
         self._whole_number("seed", least=0)
         if self.base_workers is not None:
@@ -55,6 +61,12 @@ class RunConfig:
             raise ConfigurationError(
                 "schedule_every", self.schedule_every, 'must be "step" or "epoch"'
             )
+        if self.shuffle not in ("everywhere", "within_shards"):
+            raise ConfigurationError(
+                "shuffle", self.shuffle, 'must be "everywhere" or "within_shards"'
+            )
+        if self.shuffle == "within_shards" and self.block != 1:
+            raise ConfigurationError("block", self.block, "has no meaning within shards")
         object.__setattr__(self, "metrics", tuple(self.metrics))
         if "loss" in self.metrics or len(set(self.metrics)) != len(self.metrics):
             raise ConfigurationError("metrics", self.metrics, "names must differ; loss is there")
@@ -65,6 +77,12 @@ class RunConfig:
             raise ConfigurationError(field, value, "must be a whole number")
         if not least <= value < 2**62:
             raise ConfigurationError(field, value, f"must be at least {least}")
+
+    def order(self, samples: int, epoch: int) -> ShuffledOrder | ShardLocalOrder:
+        """The order of an epoch's samples."""
+        if self.shuffle == "within_shards":
+            return ShardLocalOrder(samples, self.shards, self.seed, epoch)
+        return ShuffledOrder(samples, self.seed, epoch, self.block)
 
     def global_batch(self, workers: int, base_workers: int) -> int:
         """Samples per step on so many workers."""

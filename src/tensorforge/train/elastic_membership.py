@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import ssl
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from tensorforge.errors import (
     TrainingAbortedError,
 )
 from tensorforge.train.membership import Gathering, Progress, RunEnd
+from tensorforge.train.shard_plane import DataAccess
 
 _STORE = "store"
 _LAST_WORDS_SECONDS = 30.0
@@ -30,14 +32,25 @@ _LAST_WORDS_SECONDS = 30.0
 class ElasticMembership:
     """A worker of the cluster whose coordinator listens at `address`."""
 
-    def __init__(self, address: str, worker: ElasticWorker) -> None:
+    def __init__(
+        self, address: str, worker: ElasticWorker, config: ElasticTrainingConfig | None = None
+    ) -> None:
+        self.config = config or ElasticTrainingConfig()
         self._address = address
         self._worker = worker
         self._is_connected = False
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> ElasticMembership:
-        """The place that a launcher describes in `TENSORFORGE_*` variables."""
+    def from_environment(
+        cls,
+        environment: Mapping[str, str] | None = None,
+        *,
+        serve: Callable[[DataAccess], int] | None = None,
+    ) -> ElasticMembership:
+        """The place that a launcher describes in `TENSORFORGE_*` variables.
+
+        `serve` begins to give this worker's shards to others, and returns the port for that.
+        """
         settings = os.environ if environment is None else environment
         address = settings["TENSORFORGE_COORDINATOR"]
         host, _, port = address.rpartition(":")
@@ -45,13 +58,11 @@ class ElasticMembership:
             raise ConfigurationError("TENSORFORGE_COORDINATOR", address, "must be HOST:PORT")
         here = settings.get("TENSORFORGE_HOST") or _address_towards(host, int(port))
         name = settings.get("TENSORFORGE_WORKER_ID") or f"{socket.gethostname()}-{os.getpid()}"
-        worker = ElasticWorker(
-            WorkerId(name, here, 0),
-            _config(settings.get("TENSORFORGE_CONFIG")),
-            token=settings.get("TENSORFORGE_TOKEN") or None,
-            tls=_tls(settings),
-        )
-        return cls(address, worker)
+        token, tls = settings.get("TENSORFORGE_TOKEN") or None, _tls(settings)
+        config = _config(settings.get("TENSORFORGE_CONFIG"))
+        data_port = 0 if serve is None else serve(_data_access(here, token, tls))
+        worker = ElasticWorker(WorkerId(name, here, data_port), config, token=token, tls=tls)
+        return cls(address, worker, config)
 
     @property
     def worker_id(self) -> WorkerId:
@@ -101,9 +112,9 @@ class ElasticMembership:
         store = formation.members[first.id].attributes.get(_STORE, "")
         return Gathering(formation.generation, formation.topology, store)
 
-    def formed(self, generation: int, healed_bytes: int) -> None:
+    def formed(self, generation: int, moved: Mapping[str, int]) -> None:
         """The second half of the barrier."""
-        self._worker.formed(generation, {"state_bytes": healed_bytes} if healed_bytes else {})
+        self._worker.formed(generation, {what: count for what, count in moved.items() if count})
 
     def report(self, progress: Progress) -> None:
         """Progress goes out with the next heartbeat."""
@@ -162,6 +173,33 @@ def _tls(settings: Mapping[str, str]) -> TlsOptions | None:
         field: Path(settings[name]) for field, name in names.items() if settings.get(name)
     }
     return TlsOptions(**paths) if paths else None
+
+
+def _data_access(host: str, token: str | None, tls: TlsOptions | None) -> DataAccess:
+    """Workers that have certificates of the job's authority demand them of each other."""
+    if tls is None or tls.ca is None or tls.certificate is None:
+        return DataAccess(host=host, token=token)
+    return DataAccess(
+        host=host,
+        token=token,
+        server_tls=_mutual(ssl.PROTOCOL_TLS_SERVER, tls),
+        client_tls=_mutual(ssl.PROTOCOL_TLS_CLIENT, tls),
+    )
+
+
+def _mutual(side: Any, tls: TlsOptions) -> ssl.SSLContext:
+    """Both sides show a certificate of the same authority; workers have no names to compare."""
+    context = ssl.SSLContext(side)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(tls.ca)
+        context.load_cert_chain(str(tls.certificate), tls.key)
+    except OSError as error:
+        raise ConfigurationError(
+            "TENSORFORGE_CERT", tls.certificate, f"is of no use: {error}"
+        ) from error
+    return context
 
 
 def _address_towards(host: str, port: int) -> str:

@@ -230,7 +230,12 @@ class GenerationGroup:
 
     def all_gather(self, into: torch.Tensor, tensor: torch.Tensor) -> None:
         """Lay the members' equally long `tensor`s side by side in `into`, by rank."""
-        self._run(lambda backend: backend._allgather_base(into, tensor))  # noqa: SLF001
+        self.start_all_gather(into, tensor)()
+
+    def start_all_gather(self, into: torch.Tensor, tensor: torch.Tensor) -> Callable[[], None]:
+        """`all_gather` that returns at once; call the result to wait."""
+        work = self._start(lambda backend: backend._allgather_base(into, tensor))  # noqa: SLF001
+        return lambda: self._wait(work)
 
     def start_all_to_all(
         self,

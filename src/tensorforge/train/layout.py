@@ -37,11 +37,6 @@ class Group:
         """The entries of `flat`, in their shapes."""
         return [flat[e.offset : e.offset + e.size].view(e.shape) for e in self.entries]
 
-    def pack(self, tensors: Sequence[torch.Tensor], flat: torch.Tensor) -> None:
-        """Copy `tensors`, one per entry, to their places."""
-        for view, tensor in zip(self.views(flat), tensors, strict=True):
-            view.copy_(tensor)
-
 
 class _Place:
     """Where a module keeps a buffer."""
@@ -55,11 +50,16 @@ class _Place:
         return self._module.get_buffer(self._key)
 
 
+EntryPlace = tuple[int, int]
+"""The number of a group and of an entry in it."""
+
+
 class Layout:
     """A model's trainable parameters and its buffers, divided into groups.
 
-    `parameters` and `buffers` are in the model's order, shared ones once. `groups` hold the parameters'
-    gradients and the changes of floating-point buffers, by type, and the other buffers as they are.
+    `parameters`, `moving` and `fixed` are in the model's order, shared ones once, and so are their places.
+    `groups` hold the parameters' gradients and the changes of floating-point buffers, by type, and the other
+    buffers as they are.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -73,6 +73,14 @@ class Layout:
         self._moving = [_Place(model, name) for name, _ in moving]
         self._fixed = [_Place(model, name) for name, _ in fixed]
         self.groups = (*_groups([*named, *moving], summed=True), *_groups(fixed, summed=False))
+        places = {
+            (entry.name, group.summed): (number, place)
+            for number, group in enumerate(self.groups)
+            for place, entry in enumerate(group.entries)
+        }
+        self.parameter_places = [places[name, True] for name, _ in named]
+        self.moving_places = [places[name, True] for name, _ in moving]
+        self.fixed_places = [places[name, False] for name, _ in fixed]
 
     @property
     def moving(self) -> list[torch.Tensor]:
@@ -84,26 +92,19 @@ class Layout:
         """The other buffers, as they are now."""
         return [place.tensor for place in self._fixed]
 
-    def split(self, summed: Sequence[torch.Tensor], taken: Sequence[torch.Tensor]) -> Split:
-        """Sort tensors in the order of `parameters + moving` and `fixed` into the groups."""
-        sorted_by_type: dict[tuple[torch.dtype, bool], list[torch.Tensor]] = {}
-        for tensors, kind in ((summed, True), (taken, False)):
-            for tensor in tensors:
-                sorted_by_type.setdefault((tensor.dtype, kind), []).append(tensor)
-        return [sorted_by_type[group.dtype, group.summed] for group in self.groups]
-
-    def join(self, split: Split) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The inverse of `split`."""
-        queues = {
-            (g.dtype, g.summed): iter(part) for g, part in zip(self.groups, split, strict=True)
-        }
-        summed = [next(queues[t.dtype, True]) for t in (*self.parameters, *self.moving)]
-        taken = [next(queues[t.dtype, False]) for t in self.fixed]
-        return summed, taken
+    def no_entries(self) -> Entries:
+        """A place for every entry, with nothing in it yet."""
+        nothing = torch.empty(0)
+        return [[nothing] * len(group.entries) for group in self.groups]
 
 
-Split = list[list[torch.Tensor]]
+Entries = list[list[torch.Tensor]]
 """For each group of a layout, one tensor per entry."""
+
+
+def entries_at(values: Entries, places: Sequence[EntryPlace]) -> list[torch.Tensor]:
+    """The tensors at `places`."""
+    return [values[group][entry] for group, entry in places]
 
 
 def _groups(named: Sequence[tuple[str, torch.Tensor]], *, summed: bool) -> list[Group]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
+from tensorforge.cluster.config import ElasticTrainingConfig
 from tensorforge.cluster.events import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.worker import WorkerId
@@ -61,6 +62,11 @@ class Membership(Protocol):
         """Who this is."""
         ...
 
+    @property
+    def config(self) -> ElasticTrainingConfig:
+        """The cluster's settings."""
+        ...
+
     def connect(
         self,
         rescaling_requested: Callable[[RescalingEvent], None],
@@ -80,8 +86,8 @@ class Membership(Protocol):
         """Wait until all members of `generation` are ready; `None` if it was superseded or time is up."""
         ...
 
-    def formed(self, generation: int, healed_bytes: int) -> None:
-        """This worker is in the new group, with the same state as the others."""
+    def formed(self, generation: int, moved: Mapping[str, int]) -> None:
+        """This worker is in the new group, with the same state as the others; what that moved."""
         ...
 
     def report(self, progress: Progress) -> None:
@@ -150,6 +156,11 @@ class FixedMembership:
         """Who this is."""
         return self._workers[self._rank]
 
+    @property
+    def config(self) -> ElasticTrainingConfig:
+        """The default settings."""
+        return ElasticTrainingConfig()
+
     def connect(
         self,
         rescaling_requested: Callable[[RescalingEvent], None],
@@ -195,7 +206,7 @@ class FixedMembership:
         topology = ClusterTopology(workers=self._workers, epoch=generation)
         return Gathering(generation, topology, address)
 
-    def formed(self, generation: int, healed_bytes: int) -> None:
+    def formed(self, generation: int, moved: Mapping[str, int]) -> None:
         """Nobody has to know."""
 
     def report(self, progress: Progress) -> None:

@@ -17,7 +17,7 @@ from tensorforge.elastic.learning_rate import adapt_learning_rate
 from tensorforge.errors import EncodingError, IntegrityError, InvalidInputError
 from tensorforge.train.config import RunConfig
 from tensorforge.train.gradients import StepGradients
-from tensorforge.train.layout import Split
+from tensorforge.train.layout import Entries
 from tensorforge.train.state import FlatState, flatten, unflatten
 
 _FORMAT = 1
@@ -43,7 +43,7 @@ class Prepared:
     workers: int
     taken: tuple[DataShard, ...]
     gradients: StepGradients
-    total: Split
+    total: Entries
     present: list[bool]
     metrics: dict[str, float]
 

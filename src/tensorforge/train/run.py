@@ -6,19 +6,19 @@ import logging
 import os
 import signal
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import torch
 from torch import nn
 
 from tensorforge.catalog import CheckpointType
-from tensorforge.data.order import ShuffledOrder
-from tensorforge.data.shards import DataShard
+from tensorforge.data.order import ShardLocalOrder, ShuffledOrder
 from tensorforge.errors import (
     ClosedError,
+    ConfigurationError,
     ConflictError,
     InvalidInputError,
     TrainingAbortedError,
@@ -26,20 +26,19 @@ from tensorforge.errors import (
 from tensorforge.train.agreement import agree
 from tensorforge.train.checkpoints import Checkpointer, CheckpointPlan
 from tensorforge.train.config import RunConfig
+from tensorforge.train.engine import StepEngine, Wishes
 from tensorforge.train.evaluation import Evaluation
-from tensorforge.train.gradients import StepGradients, step_facts
+from tensorforge.train.gradients import EntryReady
 from tensorforge.train.group import GenerationGroup, GroupAbortedError
-from tensorforge.train.layout import Layout
 from tensorforge.train.loading import dataset_size, fetch
+from tensorforge.train.local_shards import LocalShards
 from tensorforge.train.membership import FixedMembership, Membership, Progress, RunEnd
 from tensorforge.train.progress import Prepared, Stateful, TrainingState
-from tensorforge.train.reduction import TreeReduction
 from tensorforge.train.runlog import RunLog
 from tensorforge.train.session import FormationTimes, Position, Session, Standing
+from tensorforge.train.shard_plane import ShardPlane
 from tensorforge.train.signals import SignalHandlers
 from tensorforge.train.step import Collate, Step
-from tensorforge.train.tree import Node, ShardTree
-from tensorforge.train.work import Share, share_work
 
 log = logging.getLogger(__name__)
 
@@ -80,8 +79,6 @@ class Run:
         self.config = config
         self._dataset = dataset
         self._collate = collate_fn
-        self._membership = membership if membership is not None else default_membership()
-        self._session = Session(self._membership)
         self.state = TrainingState(
             model,
             optimizer,
@@ -91,13 +88,11 @@ class Run:
             stateful=stateful,
             before_update=before_update,
         )
-        self._layout = Layout(model)
-        self._tree = ShardTree(config.shards)
-        self._reduction = TreeReduction(self._layout, self._tree)
-        self._attempt: _Attempt | None = None
-        self._prepared: Prepared | None = None
-        self._shares: tuple[Share, ...] = ()
-        self._order: ShuffledOrder | None = None
+        self._plane = _plane(dataset, config)
+        self._membership = membership if membership is not None else default_membership(self._plane)
+        self._session = Session(self._membership)
+        self._engine = StepEngine(self.state, self._session, self._plane)
+        self._order: ShuffledOrder | ShardLocalOrder | None = None
         self._evaluation = evaluation
         self._checkpointer = None if checkpoints is None else Checkpointer(checkpoints)
         self._last_metrics: dict[str, float] = {}
@@ -137,8 +132,11 @@ class Run:
         """Leave the cluster. Doing it again changes nothing."""
         if self._is_open:
             self._is_open = False
+            self._engine.abandon_exchange()
             self._session.close()
             self._signals.remove()
+        if self._plane is not None:
+            self._plane.close()
         if self._checkpointer is not None:
             self._checkpointer.close()
         self._log.close()
@@ -183,8 +181,7 @@ class Run:
     def load(self, epoch: int, start: int, stop: int) -> Any:
         """The batch at positions `[start, stop)` of the epoch's order."""
         if self._order is None or self._order.epoch != epoch:
-            size = self.state.ledger.size
-            self._order = ShuffledOrder(size, self.config.seed, epoch, self.config.block)
+            self._order = self.config.order(self.state.ledger.size, epoch)
         return fetch(self._dataset, self._order.take(start, stop), self._collate)
 
     def steps(self, *, epochs: int | None = None, total: int | None = None) -> Iterator[Step]:
@@ -203,7 +200,7 @@ class Run:
                 continue
             if not self._evaluate_if_due():
                 continue
-            step = self._next_step()
+            step = self._engine.next_step(self)
             yield step
             if not step.was_tried:
                 raise ConflictError(
@@ -253,26 +250,35 @@ class Run:
         return False
 
     def _position(self) -> Position:
-        prepared = None if self._prepared is None else self._prepared.step
-        return Position(self.state.committed_step, prepared)
+        prepared = self._engine.prepared
+        return Position(self.state.committed_step, None if prepared is None else prepared.step)
 
-    def _agree(self, group: GenerationGroup | None) -> int:
-        prepared, epoch = self._prepared, self.state.epoch
+    def _agree(self, group: GenerationGroup | None) -> dict[str, int]:
+        """Come to one state with the others, and divide the work; what that moved."""
+        prepared, epoch = self._engine.prepared, self.state.epoch
         agreement = agree(
             group,
             self.state,
             prepared=prepared,
             generation=self._last_generation,
             restore=self._restore_point(),
-            held=self._held_nodes,
+            held=self._engine.held_nodes,
         )
-        self._prepared = None
+        self._engine.prepared = None
         if agreement.rolled_forward and prepared is not None:
             self._last_metrics = prepared.metrics
             self._report(prepared, epoch)
         self._digest = agreement.digest
-        self._divide(agreement.held)
-        return agreement.healed_bytes
+        moved = {"state_bytes": agreement.healed_bytes}
+        if self._plane is not None and self._session.topology is not None:
+            membership = self._membership
+            plan = self._plane.follow(
+                group, self._session.topology, membership.worker_id, membership.config
+            )
+            moved["shards"] = len(plan.transfers_to(membership.worker_id))
+            self._log.write("shards", **self._plane.report())
+        self._engine.divide(agreement.held)
+        return moved
 
     def _restore_point(self) -> Callable[[], None] | None:
         checkpointer = self._checkpointer
@@ -285,7 +291,7 @@ class Run:
 
         return restore
 
-    def _save_if_due(self, flags: _Flags) -> None:
+    def _save_if_due(self, wishes: Wishes) -> None:
         """Rank 0 saves when the schedule says so, or when somebody must go."""
         checkpointer = self._checkpointer
         if checkpointer is None:
@@ -296,11 +302,11 @@ class Run:
         if self._session.rank != 0:
             if is_due:
                 checkpointer.note(step)
-        elif flags.leaving and not self._is_emergency_saved:
+        elif wishes.leaving and not self._is_emergency_saved:
             self._save(CheckpointType.EMERGENCY)
         elif is_due:
             self._save(CheckpointType.FULL)
-        self._is_emergency_saved = bool(flags.leaving)
+        self._is_emergency_saved = bool(wishes.leaving)
 
     def _save(self, kind: CheckpointType) -> None:
         if self._checkpointer is not None:
@@ -317,104 +323,46 @@ class Run:
         if step is not None:
             self._log.write("checkpoint", step=step, complete=True)
 
-    def _held_nodes(self) -> tuple[Node, ...]:
-        """What is left of an attempt at the next step, if that step will have the same samples."""
-        attempt = self._attempt
-        if attempt is None or attempt.number != self.state.committed_step + 1:
-            return ()
-        if attempt.taken != self.state.next_batch(self._session.world_size):
-            return ()
-        return attempt.gradients.nodes
-
-    def _divide(self, held: Sequence[Sequence[Node]]) -> None:
-        """Divide the next step among the members."""
-        self._shares = share_work(self._tree, held)
-        kept = self._shares[self._session.rank].kept
-        if kept and self._attempt is not None:
-            self._attempt.gradients.keep_only(kept)
-        else:
-            self._attempt = None
-
-    def _next_step(self) -> Step:
-        state = self.state
-        number, taken = state.committed_step + 1, state.next_batch(self._session.world_size)
-        if self._attempt is None:
-            gradients = StepGradients(self._layout, self._tree)
-            self._attempt = _Attempt(number, taken, gradients)
-        return Step(
-            self,
-            number=number,
-            epoch=state.epoch,
-            taken=taken,
-            compute=self._shares[self._session.rank].compute,
-            gradients=self._attempt.gradients,
-        )
+    def begin_exchange(self, step: Step) -> EntryReady | None:
+        """What `Step.backward` calls before the last backward pass."""
+        return self._engine.begin_exchange(step)
 
     def commit(self, step: Step) -> bool:
         """Reduce, vote and apply. What `Step.commit` calls."""
         if self._session.interrupted:
+            self._engine.abandon_exchange()
             return False
         try:
-            prepared = self._prepared = self._prepare(step)
-            flags = self._vote()
+            prepared = self._engine.prepare(step)
+            wishes = self._engine.vote(self._wishes())
         except GroupAbortedError as error:
             self._session.break_up(error)
             return False
         self.state.commit(prepared)
-        self._prepared = self._attempt = None
-        self._divide([()] * self._session.world_size)
+        self._engine.committed()
         step.metrics, step.is_committed = prepared.metrics, True
         self._last_metrics = step.metrics
         self._report(prepared, step.epoch)
-        self._save_if_due(flags)
-        self._follow(flags)
+        self._save_if_due(wishes)
+        self._follow(wishes)
         return True
 
-    def _prepare(self, step: Step) -> Prepared:
-        """The complete gradient of the step."""
-        nodes = [share.nodes(self._tree) for share in self._shares]
-        mine = step.gradients.parts(nodes[self._session.rank])
-        names = ("loss", *self.config.metrics)
-        facts = step_facts(mine, len(self._layout.parameters), self.config.shards, len(names))
-        group = self._session.group
-        total = self._reduction.reduce(group, nodes, mine)
-        if group is not None:
-            group.all_reduce(facts)
-        count = len(self._layout.parameters)
-        values = facts[count:].view(self.config.shards, len(names)).sum(dim=0).tolist()
-        return Prepared(
-            step=step.number,
-            workers=self._session.world_size,
-            taken=step.taken,
-            gradients=step.gradients,
-            total=total,
-            present=(facts[:count] > 0).tolist(),
-            metrics=dict(zip(names, values, strict=True)),
+    def _wishes(self) -> Wishes:
+        return Wishes(
+            drain=int(self._session.drain_wanted),
+            leaving=int(self._leave_reason is not None),
+            stop=int(self._stop_reason is not None),
         )
 
-    def _vote(self) -> _Flags:
-        """Everybody holds the complete gradient, or this raises. Wishes are exchanged on the way."""
-        session = self._session
-        wishes = [
-            session.drain_wanted,
-            self._leave_reason is not None,
-            self._stop_reason is not None,
-        ]
-        if session.group is None:
-            return _Flags(*wishes)
-        ballot = torch.tensor(wishes, dtype=torch.int64)
-        session.group.all_reduce(ballot)
-        return _Flags(*ballot.tolist())
-
-    def _follow(self, flags: _Flags) -> None:
+    def _follow(self, wishes: Wishes) -> None:
         """Act on what the vote said; every member does the same after the same step."""
-        if flags.stop or flags.leaving == self._session.world_size:
+        if wishes.stop or wishes.leaving == self._session.world_size:
             self._stopping = True  # also when everybody was asked to leave: nobody would be left
         elif self._leave_reason is not None and not self._asked_to_leave:
             self._asked_to_leave = True
             if not self._membership.leave(self._leave_reason):
                 self.stop(self._leave_reason)
-        if flags.drain:
+        if wishes.drain:
             self._session.retire()
 
     def _report(self, step: Prepared, epoch: int) -> None:
@@ -478,20 +426,6 @@ class Run:
         self.close()
 
 
-class _Attempt(NamedTuple):
-    number: int
-    taken: tuple[DataShard, ...]
-    gradients: StepGradients
-
-
-class _Flags(NamedTuple):
-    """How many members wish for what."""
-
-    drain: int
-    leaving: int
-    stop: int
-
-
 class _Goal:
     def __init__(self, epochs: int | None, total: int | None) -> None:
         if (epochs is None) == (total is None):
@@ -508,10 +442,23 @@ class _Goal:
         return state.epoch >= (self._epochs or 0)
 
 
-def default_membership() -> Membership:
-    """The cluster that the environment describes; otherwise a run of one process."""
+def _plane(dataset: Any, config: RunConfig) -> ShardPlane | None:
+    if not isinstance(dataset, LocalShards):
+        return None
+    if config.shuffle != "within_shards":
+        raise ConfigurationError(
+            "shuffle", config.shuffle, 'must be "within_shards" for a data set of local shards'
+        )
+    return ShardPlane(dataset, config.shards)
+
+
+def default_membership(plane: ShardPlane | None = None) -> Membership:
+    """The cluster that the environment describes; otherwise a run of one process.
+
+    In a cluster `plane` begins to serve its shards, and the worker's port is where it does.
+    """
     if os.environ.get("TENSORFORGE_COORDINATOR"):
         from tensorforge.train.elastic_membership import ElasticMembership
 
-        return ElasticMembership.from_environment()
+        return ElasticMembership.from_environment(serve=None if plane is None else plane.serve)
     return FixedMembership.from_environment()

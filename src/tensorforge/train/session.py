@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from tensorforge.cluster.events import RescalingEvent
+from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.errors import DeadlineExceededError, StaleGenerationError
 from tensorforge.train.group import GenerationGroup, GenerationStore, GroupAbortedError
 from tensorforge.train.membership import Gathering, Membership, RunEnd
@@ -45,7 +46,7 @@ class FormationTimes:
     reason: str
     world_size: int
     phases: dict[str, float] = field(default_factory=dict)
-    healed_bytes: int = 0
+    moved: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ class Session:
         self.generation = 0
         self.rank = 0
         self.world_size = 1
+        self.topology: ClusterTopology | None = None
         self.group: GenerationGroup | None = None
         self._retired: GenerationGroup | None = None
         self._store: GenerationStore | None = None
@@ -166,11 +168,11 @@ class Session:
     def form(
         self,
         position: Callable[[], Position],
-        agree: Callable[[GenerationGroup | None], int],
+        agree: Callable[[GenerationGroup | None], dict[str, int]],
     ) -> Standing:
         """Follow the newest generation until there is a group in which `agree` has succeeded.
 
-        `agree` brings all members to one state and returns the bytes that healing moved.
+        `agree` brings all members to one state and returns what that moved.
         """
         if self.group is not None:
             self._drop_group()
@@ -197,12 +199,12 @@ class Session:
                     continue
                 self._connect_group(gathering)
                 clock.mark("connect")
-                times.healed_bytes = agree(self.group)
+                times.moved = agree(self.group)
                 clock.mark("agree")
             except (GroupAbortedError, StaleGenerationError) as error:
                 self.break_up(error)
                 continue
-            self._membership.formed(self.generation, times.healed_bytes)
+            self._membership.formed(self.generation, times.moved)
             self._is_formed = True
             self.times.append(times)
             return Standing.MEMBER
@@ -234,6 +236,7 @@ class Session:
         self.generation = topology.epoch
         self.rank = topology.rank_of(self._membership.worker_id)
         self.world_size = topology.world_size
+        self.topology = topology
         store = None
         if self.rank == 0 and self.world_size > 1:
             self._store = GenerationStore(self._membership.worker_id.hostname)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 
 from tensorforge.data.shards import DataShard, quotas
 from tensorforge.errors import ConflictError, InvalidInputError
-from tensorforge.train.gradients import StepGradients
+from tensorforge.train.gradients import EntryReady, StepGradients
 from tensorforge.train.seeds import stream_seed
 
 if TYPE_CHECKING:
@@ -31,6 +31,10 @@ class StepHost(Protocol):
 
     def load(self, epoch: int, start: int, stop: int) -> Any:
         """The batch at these positions of the epoch's order."""
+        ...
+
+    def begin_exchange(self, step: Step) -> EntryReady | None:
+        """The last backward pass begins; what to tell of the sums that are complete, if anything."""
         ...
 
     def commit(self, step: Step) -> bool:
@@ -66,7 +70,8 @@ class Step:
         self._host = host
         self._todo = list(compute)
         self._weight: float | None = None
-        self._backwards = 0
+        self._is_last_piece = False
+        self._is_done_with_batch = True
         self._values: list[float] = []
 
     def batches(self) -> Iterator[Any]:
@@ -87,30 +92,47 @@ class Step:
             self.gradients.put_nothing(shard, names)
             return
         self._values = [0.0] * names
-        self.gradients.begin_shard()
+        self.gradients.begin_shard(shard)
         _seed_everything(stream_seed(config.seed, self.epoch, self.number, shard))
         start = part.start_index
         for size in quotas(part.size, min(config.accumulation, part.size)):
-            self._weight, self._backwards = size / self.samples, 0
+            self._weight, self._is_done_with_batch = size / self.samples, False
+            self._is_last_piece = start + size == part.end_index
             yield self._host.load(self.epoch, start, start + size)
-            if self._backwards == 0:
+            if not self._is_done_with_batch:
                 raise ConflictError(
                     f"step {self.number}: step.backward(loss) was not called for a batch"
                 )
             start += size
         self._weight = None
-        self.gradients.end_shard(shard, part.size / self.samples, self._values)
+        self.gradients.end_shard(part.size / self.samples, self._values)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Compute the gradient of `loss`, the mean over the current batch's samples."""
+    def backward(self, loss: torch.Tensor, *, more: bool = False) -> None:
+        """Compute the gradient of `loss`, the mean over the current batch's samples.
+
+        For several losses of one batch pass `more=True` to all but the last. Afterwards the gradients
+        are in the run's hands: `before_update` sees them complete.
+        """
         weight = self._current_weight("backward")
         if loss.numel() != 1:
             raise InvalidInputError(
                 f"loss: a mean over the batch has one element, not shape {tuple(loss.shape)}"
             )
-        torch.autograd.backward(loss * weight)
-        self._backwards += 1
+        if self._is_done_with_batch:
+            raise ConflictError(
+                f"step {self.number}: step.backward was called again for a batch; "
+                "pass more=True to all calls but the last"
+            )
+        with self._taking_gradients(is_last=self._is_last_piece and not more):
+            torch.autograd.backward(loss * weight)
+        self._is_done_with_batch = not more
         self._values[0] += float(loss.detach()) * weight
+
+    def _taking_gradients(self, *, is_last: bool) -> AbstractContextManager[None]:
+        ready = None
+        if is_last and len(self._todo) == 1:
+            ready = self._host.begin_exchange(self)
+        return nullcontext() if ready is None else self.gradients.finishing(ready)
 
     def log(self, **metrics: float | torch.Tensor) -> None:
         """Note values of the current batch, means over its samples; they are averaged over the step."""

@@ -62,6 +62,23 @@ class ShardTree:
             found.put(node, None)
         return tuple(sorted(found.parts))
 
+    def merges(self, node: Node, parts: Collection[Node]) -> tuple[list[tuple[Node, bool]], Node]:
+        """The siblings among `parts` that `node` joins on its way up, and the node where that ends.
+
+        Each sibling comes with whether it is the left one.
+        """
+        joined: list[tuple[Node, bool]] = []
+        while True:
+            parent = self.parent(node)
+            if parent is None:
+                return joined, node
+            left, right = children(parent)
+            sibling = right if node == left else left
+            if sibling not in parts:
+                return joined, node
+            joined.append((sibling, sibling == left))
+            node = parent
+
     def fold(self, parts: Mapping[Node, Value], add: Callable[[Value, Value], Value]) -> Value:
         """The value at the root, from parts that together are the whole tree."""
         total: TreeSum[Value] = TreeSum(self, add)
@@ -89,17 +106,10 @@ class TreeSum(Generic[Value]):
         for low, high in self.parts:
             if low < node[1] and node[0] < high:
                 raise InvalidInputError(f"{node} overlaps {(low, high)}, which is there already")
-        while True:
-            parent = self._tree.parent(node)
-            if parent is None:
-                break
-            left, right = children(parent)
-            sibling = right if node == left else left
-            if sibling not in self.parts:
-                break
+        merges, node = self._tree.merges(node, self.parts)
+        for sibling, is_left in merges:
             other = self.parts.pop(sibling)
-            value = self._add(value, other) if node == left else self._add(other, value)
-            node = parent
+            value = self._add(other, value) if is_left else self._add(value, other)
         self.parts[node] = value
 
 

@@ -24,12 +24,15 @@ class Share:
         return tree.merged((*self.kept, *((shard, shard + 1) for shard in self.compute)))
 
 
-def share_work(tree: ShardTree, held: Sequence[Collection[Node]]) -> tuple[Share, ...]:
+def share_work(
+    tree: ShardTree, held: Sequence[Collection[Node]], places: Sequence[int] | None = None
+) -> tuple[Share, ...]:
     """Divide a step among `len(held)` members, of which each one holds some nodes already.
 
     What is held is kept where it is; if two hold the same shard, the lower rank keeps its node and the
     other one's is dropped. The missing shards are dealt out evenly as contiguous runs, so that with
-    nothing held everybody gets one block, which adds up to few subtrees.
+    nothing held everybody gets one block, which adds up to few subtrees. `places` says instead which
+    member computes each shard.
     """
     if not held:
         raise InvalidInputError("held: a step needs at least one member")
@@ -45,6 +48,11 @@ def share_work(tree: ShardTree, held: Sequence[Collection[Node]]) -> tuple[Share
         kept.append(tuple(mine))
     missing = [shard for shard in range(tree.shards) if shard not in taken]
     members = len(held)
+    if places is not None:
+        return tuple(
+            Share(kept[rank], tuple(shard for shard in missing if places[shard] == rank))
+            for rank in range(members)
+        )
     bounds = [len(missing) * rank // members for rank in range(members + 1)]
     return tuple(
         Share(kept[rank], tuple(missing[bounds[rank] : bounds[rank + 1]]))

@@ -413,9 +413,9 @@ def test_losing_everybody_pauses_and_keeps_the_generation():
     cluster = running(1)
     cluster.crash(cluster.puppets["w0"])
     assert phase(cluster) is Phase.PAUSED
-    cluster.join("new")
+    cluster.join("w0")
     assert cluster.machine.state.generation == 3
-    assert names(cluster) == ["new"]
+    assert names(cluster) == ["w0"]
 
 
 # Bounded waits

@@ -8,20 +8,16 @@ carries its own number and state as the tags `tensorforge.version` and `tensorfo
 from __future__ import annotations
 
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
-from starlette.routing import Route
 
 from tensorforge.errors import (
-    AlreadyExistsError,
     InvalidInputError,
     NotFoundError,
-    PermissionDeniedError,
     TransitionError,
 )
 from tensorforge.registry.lifecycle import DEPLOYMENT_LIFECYCLE, DeploymentState, needs_evidence
@@ -30,7 +26,16 @@ from tensorforge.registry.moves import FORCE
 from tensorforge.registry.moves import Request as MoveRequest
 from tensorforge.registry.names import check_name
 from tensorforge.registry.ranges import is_range
+from tensorforge.registry.service.endpoints import (
+    Endpoint,
+    Endpoints,
+    counted,
+    read_limited,
+)
+from tensorforge.registry.service.failures import json_response
 from tensorforge.registry.service.mlflow_wire import (
+    PREFIX,
+    SHOWN_COLUMNS,
     STAGES,
     Aliased,
     CreateModel,
@@ -53,43 +58,19 @@ from tensorforge.registry.service.mlflow_wire import (
     new_version,
     plain_tags,
     refuse_reserved,
+    row_body,
     stage_of,
     version_body,
 )
-from tensorforge.registry.service.operations import Call, read_body, read_query
-from tensorforge.registry.service.wire import ErrorAnswer
+from tensorforge.registry.service.operations import Call, read_body, read_query, require_scope
+from tensorforge.registry.service.state import Service
 from tensorforge.registry.tokens import Scope
 from tensorforge.registry.versions import Bump, require_version
 
-if TYPE_CHECKING:
-    from tensorforge.registry.service.application import Service
-
-PREFIX = "/api/2.0/mlflow/"
 _DEFAULT_MODELS = 100
 _DEFAULT_VERSIONS = 10_000
 
-_ERROR_CODES = {
-    400: "INVALID_PARAMETER_VALUE",
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "RESOURCE_DOES_NOT_EXIST",
-    409: "RESOURCE_CONFLICT",
-    412: "ABORTED",
-    413: "INVALID_PARAMETER_VALUE",
-    415: "INVALID_PARAMETER_VALUE",
-    429: "REQUEST_LIMIT_EXCEEDED",
-    503: "TEMPORARILY_UNAVAILABLE",
-}
-
 Json = dict[str, Any]
-
-
-def error_body(status: int, error: Exception, answer: ErrorAnswer) -> Json:
-    """An error in MLflow's words."""
-    code = _ERROR_CODES.get(status, "INTERNAL_ERROR")
-    if isinstance(error, AlreadyExistsError):
-        code = "RESOURCE_ALREADY_EXISTS"
-    return {"error_code": code, "message": answer.message}
 
 
 def _find(call: Call, name: str, version: str) -> ModelMetadata:
@@ -148,7 +129,7 @@ def rename_model(call: Call) -> Json:
 
 def update_model(call: Call) -> Json:
     """`registered-models/update`."""
-    call.registry.describe_model(call.body.name, call.body.description or "")
+    call.registry.describe_model(call.body.name, call.body.description or "", actor=call.actor)
     return _model(call, call.body.name)
 
 
@@ -171,13 +152,13 @@ def search_models(call: Call) -> Json:
 def set_model_tag(call: Call) -> Json:
     """`registered-models/set-tag`."""
     body: SetTag = call.body
-    call.registry.set_tags(body.name, put={body.key: body.value})
+    call.registry.set_tags(body.name, put={body.key: body.value}, actor=call.actor)
     return {}
 
 
 def delete_model_tag(call: Call) -> Json:
     """`registered-models/delete-tag`."""
-    call.registry.set_tags(call.body.name, drop=[call.body.key])
+    call.registry.set_tags(call.body.name, drop=[call.body.key], actor=call.actor)
     return {}
 
 
@@ -227,12 +208,14 @@ def delete_alias(call: Call) -> Json:
 def create_version(call: Call) -> Json:
     """`model-versions/create`: under the tag `tensorforge.version`, or the next minor version."""
     body: CreateVersion = call.body
-    call.registry.require_model(check_name("name", body.name))
+    check_name("name", body.name)
     metadata, wanted = new_version(body)
     if wanted is not None:
-        kept = call.registry.register(metadata, actor=call.actor)
+        kept = call.registry.register(metadata, actor=call.actor, must_exist=True)
     else:
-        kept, _ = call.registry.register_next(metadata, least=Bump.MINOR, actor=call.actor)
+        kept, _ = call.registry.register_next(
+            metadata, least=Bump.MINOR, actor=call.actor, must_exist=True
+        )
     return {"model_version": version_body(kept)}
 
 
@@ -250,7 +233,7 @@ def update_version(call: Call) -> Json:
     """`model-versions/update`."""
     metadata = _find(call, call.body.name, call.body.version)
     text = call.body.description or ""
-    kept = call.registry.describe_version(call.body.name, metadata.version, text)
+    kept = call.registry.describe_version(call.body.name, metadata.version, text, actor=call.actor)
     return {"model_version": version_body(kept)}
 
 
@@ -264,10 +247,9 @@ def delete_version(call: Call) -> Json:
 def search_versions(call: Call) -> Json:
     """`model-versions/search`."""
     body: Search = call.body
-    page = call.registry.search_versions(
-        body.filter, **body.options(default=_DEFAULT_VERSIONS, most=_DEFAULT_VERSIONS)
-    )
-    return _page("model_versions", [version_body(each) for each in page.items], page.next_token)
+    options = body.options(default=_DEFAULT_VERSIONS, most=_DEFAULT_VERSIONS)
+    page = call.registry.search_version_rows(body.filter, columns=SHOWN_COLUMNS, **options)
+    return _page("model_versions", [row_body(row) for row in page.items], page.next_token)
 
 
 def set_version_tag(call: Call) -> Json:
@@ -275,7 +257,9 @@ def set_version_tag(call: Call) -> Json:
     body: VersionSetTag = call.body
     refuse_reserved(body.key)
     metadata = _find(call, body.name, body.version)
-    call.registry.set_tags(body.name, metadata.version, put={body.key: body.value})
+    call.registry.set_tags(
+        body.name, metadata.version, put={body.key: body.value}, actor=call.actor
+    )
     return {}
 
 
@@ -283,7 +267,7 @@ def delete_version_tag(call: Call) -> Json:
     """`model-versions/delete-tag`."""
     refuse_reserved(call.body.key)
     metadata = _find(call, call.body.name, call.body.version)
-    call.registry.set_tags(call.body.name, metadata.version, drop=[call.body.key])
+    call.registry.set_tags(call.body.name, metadata.version, drop=[call.body.key], actor=call.actor)
     return {}
 
 
@@ -365,6 +349,11 @@ class MlflowOperation:
     body: type[MlflowRequest]
     run: Callable[[Call], Json]
 
+    @property
+    def name(self) -> str:
+        """What the metrics call it."""
+        return f"mlflow_{self.run.__name__}"
+
 
 _M, _V = "registered-models/", "model-versions/"
 OPERATIONS = (
@@ -397,40 +386,30 @@ OPERATIONS = (
 
 _QUICK = frozenset({get_model, get_version, get_alias, download_uri, latest_versions})
 
-BodyReader = Callable[[HttpRequest, int], Awaitable[bytes]]
+
+def endpoints(service: Service) -> Endpoints:
+    """How each method of each path is answered."""
+    return {
+        (operation.method, PREFIX + operation.path): _endpoint(service, operation)
+        for operation in OPERATIONS
+    }
 
 
-def routes(service: Service, read: BodyReader) -> list[Route]:
-    """The routes of every operation."""
-    by_path: dict[str, dict[str, MlflowOperation]] = {}
-    for operation in OPERATIONS:
-        by_path.setdefault(operation.path, {})[operation.method] = operation
-    return [
-        Route(PREFIX + path, _endpoint(service, read, methods), methods=list(methods))
-        for path, methods in by_path.items()
-    ]
+def _endpoint(service: Service, operation: MlflowOperation) -> Endpoint:
+    def answer(call: Call) -> Response:
+        return json_response(200, operation.run(call))
 
-
-def _endpoint(
-    service: Service, read: BodyReader, methods: dict[str, MlflowOperation]
-) -> Callable[[HttpRequest], Awaitable[Response]]:
-    async def endpoint(request: HttpRequest) -> Response:
-        operation = methods[request.method if request.method != "HEAD" else "GET"]
+    async def perform(request: HttpRequest) -> Response:
         principal = request.scope["tensorforge.principal"]
-        if operation.scope.value not in principal.scopes:
-            raise PermissionDeniedError(
-                f"the token {principal.name!r} has {', '.join(principal.scopes)}; "
-                f"this needs {operation.scope.value}"
-            )
+        require_scope(operation.scope, principal)
         if operation.method == "GET":
             body = read_query(operation.body, _parameters(request, operation.body))
         else:
-            body = read_body(operation.body, await read(request, service.limits.body_bytes))
+            body = read_body(operation.body, await read_limited(request, service.limits))
         call = service.call(request, principal, body=body)
-        answer = await service.run(operation.run, call, quick=operation.run in _QUICK)
-        return Response(msgspec.json.encode(answer), media_type="application/json")
+        return await service.run(answer, call, quick=operation.run in _QUICK)
 
-    return endpoint
+    return counted(service, operation.name, perform)
 
 
 def _parameters(request: HttpRequest, kind: type[MlflowRequest]) -> Json:

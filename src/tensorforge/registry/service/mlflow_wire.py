@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
 
-from tensorforge.errors import InvalidInputError
+from tensorforge.errors import AlreadyExistsError, InvalidInputError
 from tensorforge.registry.lifecycle import DeploymentState
 from tensorforge.registry.models import Lineage, ModelMetadata, RegisteredModel
+from tensorforge.registry.rows import split_aliases, split_tags
+from tensorforge.registry.service.wire import ErrorAnswer
+from tensorforge.registry.times import to_micros
 from tensorforge.registry.versions import ModelVersion, require_version
+from tensorforge.storage.prepared import Row
+
+PREFIX = "/api/2.0/mlflow/"
 
 VERSION_TAG = "tensorforge.version"
 STATE_TAG = "tensorforge.state"
@@ -25,8 +32,23 @@ STAGES = {
 }
 """MLflow's stages as a coarse view of our states."""
 
-_BY_STATE = {state: stage for stage, states in STAGES.items() for state in states}
+_BY_STATE = {state.value: stage for stage, states in STAGES.items() for state in states}
 _BY_LOWER = {stage.lower(): stage for stage in STAGES}
+
+
+_ERROR_CODES = {
+    400: "INVALID_PARAMETER_VALUE",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "RESOURCE_DOES_NOT_EXIST",
+    409: "RESOURCE_CONFLICT",
+    412: "ABORTED",
+    413: "INVALID_PARAMETER_VALUE",
+    414: "INVALID_PARAMETER_VALUE",
+    415: "INVALID_PARAMETER_VALUE",
+    429: "REQUEST_LIMIT_EXCEEDED",
+    503: "TEMPORARILY_UNAVAILABLE",
+}
 
 
 class MlflowRequest(msgspec.Struct, kw_only=True):
@@ -198,24 +220,62 @@ def new_version(body: CreateVersion) -> tuple[ModelMetadata, ModelVersion | None
     return metadata, wanted
 
 
+def error_body(status: int, error: Exception, answer: ErrorAnswer) -> dict[str, Any]:
+    """An error in MLflow's words."""
+    code = _ERROR_CODES.get(status, "INTERNAL_ERROR")
+    if isinstance(error, AlreadyExistsError):
+        code = "RESOURCE_ALREADY_EXISTS"
+    return {"error_code": code, "message": answer.message}
+
+
 def version_body(metadata: ModelMetadata) -> dict[str, Any]:
     """A version as MLflow shows it."""
-    own = {VERSION_TAG: str(metadata.version), STATE_TAG: metadata.state.value}
-    changed = metadata.updated_at or metadata.registered_at
+    state = metadata.state.value
     return {
         "name": metadata.model_id,
         "version": str(metadata.number),
         "creation_timestamp": _millis(metadata.registered_at),
-        "last_updated_timestamp": _millis(changed),
+        "last_updated_timestamp": _millis(metadata.updated_at or metadata.registered_at),
         "user_id": metadata.registered_by,
-        "current_stage": _BY_STATE[metadata.state],
+        "current_stage": _BY_STATE[state],
         "description": metadata.description,
         "source": metadata.source,
         "run_id": metadata.lineage.run_id,
         "run_link": metadata.lineage.run_link,
         "status": "READY",
-        "tags": _tags({**metadata.tags, **own}),
-        "aliases": list(metadata.aliases),
+        "tags": _tags({**metadata.tags, VERSION_TAG: str(metadata.version), STATE_TAG: state}),
+        "aliases": metadata.aliases,
+    }
+
+
+SHOWN_COLUMNS = frozenset(
+    {
+        *("model_id", "number", "major", "minor", "patch", "state", "tags", "aliases"),
+        *("registered_us", "updated_us", "registered_by", "description", "source"),
+        *("run_id", "run_link"),
+    }
+)
+"""The columns of a version's row that MLflow shows."""
+
+
+def row_body(row: Row) -> dict[str, Any]:
+    """The same from a row: a search shows many, and half of its time would go into values."""
+    version = f"{row['major']}.{row['minor']}.{row['patch']}"
+    state = row["state"]
+    return {
+        "name": row["model_id"],
+        "version": str(row["number"]),
+        "creation_timestamp": row["registered_us"] // 1_000,
+        "last_updated_timestamp": row["updated_us"] // 1_000,
+        "user_id": row["registered_by"],
+        "current_stage": _BY_STATE[state],
+        "description": row["description"],
+        "source": row["source"],
+        "run_id": row["run_id"],
+        "run_link": row["run_link"],
+        "status": "READY",
+        "tags": _tags({**split_tags(row["tags"]), VERSION_TAG: version, STATE_TAG: state}),
+        "aliases": split_aliases(row["aliases"]),
     }
 
 
@@ -234,9 +294,9 @@ def model_body(
     }
 
 
-def _tags(tags: Any) -> list[dict[str, str]]:
+def _tags(tags: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"key": key, "value": value} for key, value in tags.items()]
 
 
 def _millis(moment: datetime) -> int:
-    return int(moment.timestamp() * 1000)
+    return to_micros(moment) // 1_000

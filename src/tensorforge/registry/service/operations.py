@@ -36,8 +36,9 @@ from tensorforge.registry.versions import ModelVersion, require_version
 from tensorforge.security import TokenRecord
 from tensorforge.typed_json import convert_typed, decode_typed
 
-ALWAYS_POSSIBLE = (400, 401, 403, 429, 503)
-"""What any operation may answer: bad input, no token, wrong scope, too many requests, no database."""
+ALWAYS_POSSIBLE = (400, 401, 403, 414, 429, 503)
+"""What any operation may answer: bad input, no token, wrong scope, too long a URL, too many requests, no
+database."""
 
 Kind = TypeVar("Kind")
 
@@ -97,6 +98,10 @@ class Call:
         return int(match[1])
 
 
+class UrlTooLongError(InvalidInputError):
+    """The URL is longer than the server reads."""
+
+
 class PreconditionRequired(InvalidInputError):  # noqa: N818  HTTP's name for it
     """A header that protects against lost updates is missing."""
 
@@ -149,13 +154,14 @@ class Operation:
             more |= {412, 428}
         return (self.status, *sorted(more))
 
-    def require_scope(self, principal: TokenRecord) -> None:
-        """Refuse whoever lacks the scope."""
-        if self.scope.value not in principal.scopes:
-            raise PermissionDeniedError(
-                f"the token {principal.name!r} has {', '.join(principal.scopes)}; "
-                f"this needs {self.scope.value}"
-            )
+
+def require_scope(scope: Scope, principal: TokenRecord) -> None:
+    """Refuse whoever lacks a scope."""
+    if scope.value not in principal.scopes:
+        raise PermissionDeniedError(
+            f"the token {principal.name!r} has {', '.join(principal.scopes)}; "
+            f"this needs {scope.value}"
+        )
 
 
 def read_query(kind: type[Kind], parameters: Mapping[str, Any]) -> Kind:
@@ -184,6 +190,8 @@ def status_of(error: Exception) -> int:
     match error:
         case PreconditionRequired():
             return 428
+        case UrlTooLongError():
+            return 414
         case InvalidInputError():
             return 400
         case NotFoundError():

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import os
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from tensorforge.errors import InvalidInputError
 from tensorforge.registry.limits import Limits
 from tensorforge.registry.registry import ModelRegistry
+
+SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
+"""Names the folder of the workers' metrics to Prometheus' client, which must not be imported before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,4 +60,17 @@ def serve(settings: ServerSettings) -> None:
         log_access=False,
         log_enabled=False,
     )
-    server.serve(target_loader=functools.partial(load_application, settings), wrap_loader=False)
+    load = functools.partial(load_application, settings)
+    with _shared_figures() if settings.workers > 1 else contextlib.nullcontext():
+        server.serve(target_loader=load, wrap_loader=False)
+
+
+@contextlib.contextmanager
+def _shared_figures() -> Iterator[None]:
+    """Let the workers that are started meanwhile add up their metrics: see `service/metrics.py`."""
+    with tempfile.TemporaryDirectory(prefix="tensorforge-metrics-") as folder:
+        os.environ[SHARED_FOLDER] = folder
+        try:
+            yield
+        finally:
+            del os.environ[SHARED_FOLDER]

@@ -1,0 +1,201 @@
+"""Keeps a worker's shards where the plan wants them: serves them, fetches them, hands them over.
+
+new generation ──▶ all tell what they hold ──▶ the same plan on all ──▶ fetch in the background
+                                                                         │
+      training goes on: whoever holds a shard computes it     ◀──────────┤
+                                                                         ▼
+      a step's vote says what arrived ──▶ the shard changes hands ──▶ its old holder deletes it
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import ssl
+from dataclasses import dataclass
+from typing import Any
+
+from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.cluster.topology import ClusterTopology
+from tensorforge.cluster.worker import WorkerId
+from tensorforge.data.intervals import IntervalSet
+from tensorforge.data.plan import DataRedistributionPlan, DataTransfer
+from tensorforge.data.redistributor import DataRedistributor
+from tensorforge.data.server import ShardServer
+from tensorforge.data.shards import DataShard, partition
+from tensorforge.data.transfer import DataTransferManager, TransferJob
+from tensorforge.errors import TensorForgeError
+from tensorforge.train.group import GenerationGroup
+from tensorforge.train.local_shards import LocalShards
+from tensorforge.train.placement import Placement, single_holders
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataAccess:
+    """How workers reach each other's shards; `server_tls` and `client_tls` go together."""
+
+    host: str = "127.0.0.1"
+    token: str | None = None
+    server_tls: ssl.SSLContext | None = None
+    client_tls: ssl.SSLContext | None = None
+
+
+class ShardPlane:
+    """The shards of `data` on this worker, from one generation to the next. Used by the training thread."""
+
+    def __init__(self, data: LocalShards, shards: int) -> None:
+        self._data = data
+        self._shards: tuple[DataShard, ...] = tuple(partition(len(data), shards))
+        self._access = DataAccess()
+        self._server: ShardServer | None = None
+        self._manager: DataTransferManager | None = None
+        self._job: TransferJob | None = None
+        self._rank = 0
+        self._released: set[int] | None = None
+        self.placement: Placement | None = None
+        self.plan: DataRedistributionPlan | None = None
+        data.open()
+
+    def serve(self, access: DataAccess) -> int:
+        """Begin to serve what is held here to the other workers; returns the port."""
+        self._access = access
+        self._server = ShardServer(
+            self._data.open(), host=access.host, token=access.token, tls=access.server_tls
+        )
+        return self._server.address[1]
+
+    @property
+    def held(self) -> set[int]:
+        """The numbers of the shards that are here, whole."""
+        here = self._data.open().held
+        return {
+            shard.shard_id
+            for shard in self._shards
+            if shard.size and here.covers(shard.start_index, shard.end_index)
+        }
+
+    def follow(
+        self,
+        group: GenerationGroup | None,
+        topology: ClusterTopology,
+        worker: WorkerId,
+        config: ElasticTrainingConfig,
+    ) -> DataRedistributionPlan:
+        """Tell each other what is held, plan, and begin to fetch."""
+        if self._server is not None:
+            self._server.advance(topology.epoch)
+        held = self._exchange(group)
+        owned = single_holders(len(self._shards), held)
+        plan = DataRedistributor(config).calculate_shard_plan(
+            ClusterTopology(),
+            topology,
+            self._shards,
+            ownership=dict(zip(topology.workers, owned, strict=True)),
+        )
+        owners = [0] * len(self._shards)
+        for rank, each in enumerate(topology.workers):
+            for shard in plan.worker_assignments[each]:
+                owners[shard.shard_id] = rank
+        self._rank, self._released = topology.rank_of(worker), None
+        self.plan, self.placement = plan, Placement(owners, held)
+        self._fetch(plan, worker, config)
+        return plan
+
+    def _exchange(self, group: GenerationGroup | None) -> list[set[int]]:
+        mine = self.held
+        if group is None:
+            return [mine]
+        answers = group.gather_bytes(json.dumps(sorted(mine)).encode())
+        return [set(json.loads(answer)) for answer in answers]
+
+    def _fetch(
+        self, plan: DataRedistributionPlan, worker: WorkerId, config: ElasticTrainingConfig
+    ) -> None:
+        store = self._data.open()
+        if self._manager is None:
+            self._manager = DataTransferManager(
+                self._data.max_concurrent_transfers,
+                worker=worker,
+                store=store,
+                origin=self._data.origin,
+                generation=plan.generation,
+                token=self._access.token,
+                tls=self._access.client_tls,
+                config=config,
+            )
+            self._data.damaged = self._refetch
+        self._job = self._manager.start(plan)
+        moving = [(m.shard.start_index, m.shard.end_index) for m in plan.transfers_to(worker)]
+        store.clear_incoming(keep=moving)
+
+    def _refetch(self, index: int) -> None:
+        """Replace a shard whose copy here was damaged."""
+        shard = next(s for s in self._shards if s.start_index <= index < s.end_index)
+        if self._manager is not None:
+            move = DataTransfer(
+                source_worker=None, destination_worker=self._manager.worker, shard=shard
+            )
+            self._manager.launch([move])
+
+    def arrivals(self) -> list[int]:
+        """For this worker's vote: 1 for each shard that it can take over."""
+        if self.placement is None or self.placement.is_settled:
+            return [0] * len(self._shards)
+        self._tell_of_failures()
+        return self.placement.arrived(self._rank, self.held)
+
+    def hand_over(self, arrived: list[int]) -> None:
+        """Follow the vote: shards change hands, and what nobody needs here is deleted."""
+        if self.placement is None:
+            return
+        self.placement.hand_over(arrived)
+        needed = self.placement.needed_by(self._rank)
+        if needed != self._released:
+            self._released = needed
+            kept = [self._shards[n] for n in needed]
+            self._data.open().release(
+                IntervalSet.of((shard.start_index, shard.end_index) for shard in kept)
+            )
+
+    def _tell_of_failures(self) -> None:
+        """A shard that cannot be fetched stays where it is, or is read from the origin: say so once."""
+        job = self._job
+        if job is None or not all(future.done() for future in job.futures.values()):
+            return
+        self._job = None
+        try:
+            report = job.wait()
+        except TensorForgeError as error:
+            log.warning("shards could not be fetched, training goes on without them: %s", error)
+            return
+        log.info(
+            "%d shards arrived: %d bytes in %.2f s, %d from the origin",
+            report.transfers,
+            report.bytes_received,
+            report.seconds,
+            report.from_origin,
+        )
+
+    def report(self) -> dict[str, Any]:
+        """What the plan moves, for people."""
+        plan = self.plan
+        if plan is None:
+            return {}
+        return {
+            "moved_shards": plan.moved_units,
+            "minimum": plan.minimum_moves,
+            "from_origin": sum(move.source_worker is None for move in plan.transfers),
+        }
+
+    def close(self) -> None:
+        """Stop fetching and serving. What is held stays on the disk."""
+        self._data.damaged = None
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        self._data.close()

@@ -1,0 +1,196 @@
+"""Training without its coordinator for a while, and on both sides of a split network.
+
+The workers train until they are told to stop, so nothing here depends on how fast the machine is; what
+they have got by then must be what an undisturbed run has after as many steps.
+"""
+
+import contextlib
+import itertools
+import os
+import signal
+import time
+
+import pytest
+from tests.integration.train_cases import make_run
+from torch.nn import functional as F  # noqa: N812
+
+from tensorforge.elastic import CoordinatorClient
+from tensorforge.errors import UnavailableError
+from tensorforge.testing.network import DistantHost, enter_namespace
+from tensorforge.testing.storms import check_history
+
+ENDLESS = 1_000_000
+CONFIG = {"rescale_timeout_ms": 60_000}
+
+
+def paced_work(namespaces):
+    """Trains the test model, about a hundred steps a second, on the host that the worker belongs to."""
+    name = os.environ["TENSORFORGE_WORKER_ID"]
+    if name in namespaces:
+        enter_namespace(namespaces[name])
+    with make_run("mlp", "sgd") as run:
+        for step in run.steps(total=ENDLESS):
+            time.sleep(0.01)
+            for x, y in step.batches():
+                step.backward(F.cross_entropy(run.model(x), y))
+            step.commit()
+
+
+def commits(running, *names):
+    return [e for e in running.events() if e["kind"] == "commit" and e["worker"] in names]
+
+
+def newest(running, *names):
+    return max((event["step"] for event in commits(running, *names)), default=-1)
+
+
+@contextlib.contextmanager
+def observed(running):
+    """A function that looks at the cluster; `None` while the coordinator is away."""
+    with CoordinatorClient(running.address, token=running.token) as client:
+
+        def look():
+            with contextlib.suppress(UnavailableError):
+                return client.status()
+
+        yield look
+
+
+def trains(view, *names):
+    """Whether exactly these are members and have committed a step together."""
+    members = {worker.id for worker in view.workers if worker.rank >= 0}
+    rescale = view.rescales[-1]
+    return view.phase == "active" and members == set(names) and rescale.first_commit_ms is not None
+
+
+def stop_and_check(running, alone, *names):
+    """End the run after a step; everybody has what an undisturbed run has after that step."""
+    os.kill(running.workers[names[0]].pid, signal.SIGUSR2)
+    running.wait_for_end()
+    finals = running.finals()
+    assert set(finals) == set(names), running.describe()
+    assert {final["outcome"] for final in finals.values()} == {"stopped"}
+    (total,) = {final["committed_step"] + 1 for final in finals.values()}
+    assert {f["digest"] for f in finals.values()} == {alone("mlp", "sgd", total)[0]}
+    assert all("none twice, none missing" in f["proof"] for f in finals.values())
+    assert set(running.exit_codes().values()) == {0}
+    check_history(running.events(), total)
+    return total
+
+
+def survive_an_outage(cluster, alone, seconds):
+    with cluster(main=paced_work, arguments=({},), workers=3, config=CONFIG) as running:
+        for name in "abc":
+            running.start_worker(name)
+        running.wait_for_step(20)
+        running.kill_coordinator()
+        killed_at, before = time.time(), running.committed_step()
+        time.sleep(seconds)  # the outage itself: nothing happens that one could wait for
+        after = running.committed_step()
+        running.start_coordinator()
+        with observed(running) as look:
+
+            def are_all_back():
+                view = look()
+                return view and sum(w.is_connected for w in view.workers) == 3
+
+            running.wait_until(are_all_back, "everybody is back")
+            view = look()
+            assert view.phase == "active"
+            assert view.generation == 1
+            running.wait_until(lambda: look().state.step > after, "progress is reported again")
+        outage = [e for e in commits(running, "a") if killed_at < e["time"] < killed_at + seconds]
+        longest = max(b["time"] - a["time"] for a, b in itertools.pairwise(outage))
+        assert after - before > seconds, "steps were committed all the while"
+        assert running.living() == {"a", "b", "c"}
+        total = stop_and_check(running, alone, "a", "b", "c")
+        formed = [e["generation"] for e in running.events() if e["kind"] == "formed"]
+        assert formed == [1, 1, 1], "nobody formed again"
+        print(
+            f"coordinator away for {seconds} s: {after - before} steps committed meanwhile, the longest gap "
+            f"{longest:.3f} s; {total} steps in all, digest and ledger as undisturbed"
+        )
+
+
+def test_training_goes_on_without_its_coordinator_for_longer_than_any_timeout(cluster, alone):
+    survive_an_outage(cluster, alone, 5)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(300)
+def test_training_goes_on_while_the_coordinator_is_down_for_half_a_minute(cluster, alone):
+    survive_an_outage(cluster, alone, 30)
+
+
+@pytest.fixture
+def distant_host():
+    if not DistantHost.is_possible():
+        pytest.skip("this machine gives us no network namespaces")
+    with DistantHost() as host:
+        yield host
+
+
+def test_a_minority_that_is_cut_off_commits_nothing_and_comes_back_as_newcomers(
+    cluster, alone, distant_host
+):
+    places = {"c": distant_host.namespace}
+    with cluster(
+        main=paced_work, arguments=(places,), workers=3, config=CONFIG, host=distant_host.here
+    ) as running:
+        for name in "abc":
+            running.start_worker(name)
+        running.wait_for_step(20)
+        distant_host.pull()
+        running.wait_until(
+            lambda: max(e["generation"] for e in commits(running, "a")) > 1, "a and b go on"
+        )
+        alone_since = newest(running, "a", "b")
+        minority = commits(running, "c")
+        running.wait_until(lambda: newest(running, "a", "b") > alone_since + 50, "they train")
+        assert commits(running, "c") == minority, "the minority commits nothing"
+        assert newest(running, "c") <= alone_since
+        distant_host.plug()
+        running.wait_until(lambda: newest(running, "c") > alone_since + 50, "c is back")
+        healed = [e for e in running.events() if e["kind"] == "formed" and e["worker"] == "c"][-1]
+        assert healed["healed_bytes"] > 0
+        stop_and_check(running, alone, "a", "b", "c")
+
+
+def test_nobody_takes_over_while_all_members_train_out_of_the_coordinators_sight(
+    cluster, alone, distant_host
+):
+    places = {"a": distant_host.namespace, "b": distant_host.namespace}
+    with (
+        cluster(
+            main=paced_work,
+            arguments=(places,),
+            workers=None,
+            config=CONFIG,
+            host=distant_host.here,
+        ) as running,
+        observed(running) as look,
+    ):
+        running.start_worker("a")
+        running.start_worker("b")
+        running.wait_until(
+            lambda: max(newest(running, "a"), newest(running, "b")) >= 20, "training"
+        )
+        running.wait_until(lambda: len(look().workers) == 2, "both are members")
+        distant_host.pull()
+        running.start_worker("n")
+
+        def is_stuck():
+            view = look()
+            ids = {worker.id for worker in (*view.workers, *view.waiting)}
+            return view.phase == "paused" and ids == {"n"}
+
+        running.wait_until(is_stuck, "the coordinator sees only the newcomer")
+        unseen_since = newest(running, "a", "b")
+        running.wait_until(lambda: newest(running, "a", "b") > unseen_since + 100, "they train on")
+        assert is_stuck()
+        assert "may still be training" in look().rescales[-1].reason
+        assert not commits(running, "n"), "a newcomer starts no second group"
+        distant_host.plug()
+        running.wait_until(lambda: newest(running, "n") > unseen_since + 100, "n joined them")
+        running.wait_until(lambda: trains(look(), "a", "b", "n"), "all three train")
+        stop_and_check(running, alone, "a", "b", "n")

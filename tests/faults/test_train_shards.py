@@ -1,0 +1,160 @@
+"""Shards that live on the workers' own disks: they move by the plan while training goes on."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from tests.integration.train_cases import MLP
+from torch.nn import functional as F  # noqa: N812
+
+from tensorforge.cluster.config import RedistributionType
+from tensorforge.data.packed import PackedDataset, pack_array
+from tensorforge.data.shards import partition
+from tensorforge.storage.local import LocalStore
+from tensorforge.testing.storms import check_history
+from tensorforge.train import LocalShards, Run, RunConfig
+
+LEAST = {"redistribution_type": RedistributionType.INCREMENTAL}
+
+
+class GatedOrigin(PackedDataset):
+    """Whole shards come only once the gate is open; single samples always do."""
+
+    def __init__(self, blobs, gate):
+        super().__init__(blobs)
+        self._gate = gate
+
+    def open_range(self, start, stop):
+        while not self._gate.exists():
+            time.sleep(0.01)
+        return super().open_range(start, stop)
+
+
+def train(total, folder, pause=0.0):
+    folder = Path(folder)
+    origin = GatedOrigin(LocalStore(folder / "packed"), folder / "gate")
+    data = LocalShards(
+        origin,
+        folder / "held",
+        decode=lambda row: (torch.from_numpy(row[:10].copy()), int(row[10])),
+    )
+    torch.set_num_threads(1)
+    torch.manual_seed(11)
+    model = MLP()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    config = RunConfig(batch_size=30, seed=3, shuffle="within_shards")
+    with Run(model, optimizer, data, config) as run:
+        for step in run.steps(total=total):
+            computed = 0
+            for x, y in step.batches():
+                time.sleep(pause)
+                step.backward(F.cross_entropy(model(x), y))
+                computed += 1
+            if step.commit():
+                run._log.write("computed", step=step.number, shards=computed)
+        run._log.write("held", shards=sorted(run._plane.held) if run._plane else [])
+    return run.digest()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    generator = np.random.default_rng(5)
+    rows = generator.normal(size=(203, 11)).astype("<f4")
+    rows[:, 10] = generator.integers(0, 3, 203)
+    pack_array(LocalStore(tmp_path / "data" / "packed"), rows)
+    (tmp_path / "data" / "gate").touch()
+    return tmp_path / "data"
+
+
+@pytest.fixture
+def undisturbed(folder):
+    """The digest of a run on one worker."""
+    copy = folder / "alone"
+    copy.mkdir()
+    (copy / "packed").symlink_to(folder / "packed")
+    (copy / "gate").touch()
+    return lambda total: train(total, copy)
+
+
+def shards_on_disk(folder, shards=12):
+    """Each place's shards, by number."""
+    starts = {shard.start_index: shard.shard_id for shard in partition(203, shards)}
+    return [
+        {starts[int(path.name.partition("-")[0])] for path in place.glob("segments/*.tfs")}
+        for place in sorted(folder.glob("held/place-*"))
+    ]
+
+
+def last_plan(running):
+    return [e for e in running.events() if e["kind"] == "shards"][-1]
+
+
+def computed_by(running, worker):
+    events = [e for e in running.events() if e["kind"] == "computed" and e["worker"] == worker]
+    return events[-1]["shards"] if events else 0
+
+
+def digests(running):
+    return {f["digest"] for f in running.finals().values() if f["outcome"] == "complete"}
+
+
+def test_a_newcomer_gets_its_shards_from_the_others_and_no_more_than_it_must(
+    cluster, folder, undisturbed
+):
+    with cluster(
+        main=train, arguments=(120, str(folder), 0.004), workers=None, config=LEAST
+    ) as running:
+        for name in "abc":
+            running.start_worker(name)
+        running.wait_until(
+            lambda: sorted(map(len, shards_on_disk(folder))) == [4, 4, 4], "the first shards"
+        )
+        running.wait_for_step(20)
+        running.start_worker("d")
+        running.wait_until(lambda: computed_by(running, "d") == 3, "the newcomer's share of work")
+        plan = last_plan(running)
+        assert (plan["moved_shards"], plan["minimum"], plan["from_origin"]) == (3, 3, 0)
+        running.wait_for_end()
+        assert digests(running) == {undisturbed(120)}
+        check_history(running.events(), 120)
+        held = shards_on_disk(folder)
+        assert sorted(len(place) for place in held) == [3, 3, 3, 3]
+        assert set().union(*held) == set(range(12))
+
+
+def test_training_goes_on_while_shards_are_on_their_way(cluster, folder, undisturbed):
+    (folder / "gate").unlink()
+    with cluster(main=train, arguments=(60, str(folder), 0.004), workers=2) as running:
+        running.start_worker("a")
+        running.start_worker("b")
+        running.wait_for_step(10)  # by single samples from the origin
+        assert not any(shards_on_disk(folder))
+        (folder / "gate").touch()
+        running.wait_until(
+            lambda: sorted(len(place) for place in shards_on_disk(folder)) == [6, 6], "shards"
+        )
+        running.wait_for_end()
+        assert digests(running) == {undisturbed(60)}
+
+
+def test_a_killed_workers_shards_come_back_with_whoever_takes_its_place(
+    cluster, folder, undisturbed
+):
+    with cluster(
+        main=train, arguments=(120, str(folder), 0.004), workers=None, config=LEAST
+    ) as running:
+        for name in "abc":
+            running.start_worker(name)
+        running.wait_until(
+            lambda: sorted(map(len, shards_on_disk(folder))) == [4, 4, 4], "the first shards"
+        )
+        running.kill("b")
+        running.wait_until(lambda: computed_by(running, "a") == 6, "its shards at the others")
+        running.start_worker("d")
+        running.wait_until(lambda: computed_by(running, "d") == 4, "the newcomer's share of work")
+        assert last_plan(running)["moved_shards"] == 0, "it found the shards on the disk"
+        running.wait_for_end()
+        assert digests(running) == {undisturbed(120)}
+        check_history(running.events(), 120)
