@@ -177,11 +177,13 @@ async def echo(server: subprocess.Popen[bytes], count: int, seconds: float) -> d
         beat = messages.Heartbeat(incarnation="s0000", generation=1, sequence=1)
         data = messages.to_bytes(beat)
         trips: list[float] = []
+        connected = asyncio.Barrier(count + 1)
 
         async def exchange(call, phase: float) -> None:
             await call.write(data)
             await call.read()
-            await asyncio.sleep(1.5 + phase)
+            await connected.wait()
+            await asyncio.sleep(phase)
             while True:
                 started = time.perf_counter()
                 await call.write(data)
@@ -193,7 +195,8 @@ async def echo(server: subprocess.Popen[bytes], count: int, seconds: float) -> d
         tasks = [
             asyncio.create_task(exchange(call, index / count)) for index, call in enumerate(calls)
         ]
-        await asyncio.sleep(3.0)
+        await connected.wait()
+        await asyncio.sleep(1.5)
         process = psutil.Process(server.pid)
         cpu = sum(process.cpu_times()[:2])
         trips.clear()

@@ -1,14 +1,12 @@
 """The control plane with real processes that are killed, frozen, told to go, and cut off."""
 
 import contextlib
-import os
 import signal
-import subprocess
-import time
 
 import pytest
 
 from tensorforge.elastic import ElasticTrainingConfig
+from tensorforge.testing.network import DistantHost
 from tensorforge.testing.processes import LocalCluster
 from tensorforge.testing.proxy import Proxy
 
@@ -125,45 +123,16 @@ def test_the_coordinator_survives_while_most_of_its_workers_die_at_once(tmp_path
         assert sorted(worker.rank for worker in view.workers) == [0, 1]
 
 
-def _namespaces_work():
-    probe = ["unshare", "--net", "true"]
-    try:
-        return subprocess.run(probe, capture_output=True, check=False).returncode == 0
-    except FileNotFoundError:
-        return False
-
-
-def _ip(*words):
-    subprocess.run(["ip", *words], check=True, capture_output=True)
-
-
-@contextlib.contextmanager
-def network_namespace(name, subnet):
-    """Another host: its own network, one cable (`<name>h` here, `<name>n` there)."""
-    _ip("netns", "add", name)
-    try:
-        _ip("link", "add", f"{name}h", "type", "veth", "peer", "name", f"{name}n", "netns", name)
-        _ip("addr", "add", f"{subnet}.1/24", "dev", f"{name}h")
-        _ip("link", "set", f"{name}h", "up")
-        _ip("-n", name, "addr", "add", f"{subnet}.2/24", "dev", f"{name}n")
-        _ip("-n", name, "link", "set", f"{name}n", "up")
-        yield
-    finally:
-        _ip("netns", "del", name)
-
-
 def test_a_host_whose_cable_is_pulled_is_replaced_and_rejoins(tmp_path):
-    if not _namespaces_work():
+    if not DistantHost.is_possible():
         pytest.skip("this machine gives us no network namespaces; the proxy test covers the cut")
-    name = f"tf{time.monotonic_ns() % 10**8}"
-    subnet = f"10.231.{os.getpid() % 250}"
-    with network_namespace(name, subnet), LocalCluster(tmp_path, CONFIG, 2, f"{subnet}.1") as local:
+    with DistantHost() as host, LocalCluster(tmp_path, CONFIG, 2, host.here) as local:
         local.start_coordinator()
         local.start_worker("here")
-        local.start_worker("there", prefix=("ip", "netns", "exec", name))
+        local.start_worker("there", prefix=("ip", "netns", "exec", host.namespace))
         local.wait_until_active({"here", "there"})
-        _ip("-n", name, "link", "set", f"{name}n", "down")
+        host.pull()
         local.wait_until_active({"here"})
-        _ip("-n", name, "link", "set", f"{name}n", "up")
+        host.plug()
         view = local.wait_until_active({"here", "there"})
         assert view.rescales[-1].added == ("there",)

@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from tensorforge.errors import NotFoundError, UnavailableError
+from tensorforge.launch.bootstrap import PRELOAD
 from tensorforge.launch.children import Children, Exited, Printed, Reported, StackLine
 
 BOOTSTRAP = [sys.executable, "-m", "tensorforge.launch.bootstrap"]
@@ -279,3 +280,42 @@ def test_a_killed_guard_is_no_reason_to_stop(children, script):
     children._guard.wait()
     start(children, "a", script("print('fine')"))
     assert printed(until_exit(children)) == ["fine"]
+
+
+def start_spare(children, script, preload):
+    environment = {**ENVIRONMENT, PRELOAD: preload}
+    return children.start(
+        "spare", [*BOOTSTRAP, str(script)], environment, script.parent, spare=True
+    )
+
+
+def warm(events):
+    return any(isinstance(event, Reported) and event.message["kind"] == "warm" for event in events)
+
+
+def test_a_spare_has_imported_what_it_was_told_to_and_waits_for_its_turn(children, script):
+    path = script(
+        "import os, sys\n"
+        "print('colorsys' in sys.modules, 'wave' in sys.modules, __name__, sys.argv[1:])\n"
+        "print([name for name in os.environ if name.startswith('TENSORFORGE_')])"
+    )
+    pid = start_spare(children, path, "colorsys,no_such_module_anywhere")
+    before = until(children, warm)
+    assert printed(before) == []
+    assert children.its_turn("spare") == pid
+    events = until_exit(children)
+    assert printed(events) == ["True False __main__ []", "[]"]
+    assert events[-1] == Exited("spare", 0)
+
+
+def test_a_spare_that_is_told_before_it_is_warm_goes_on_at_once(children, script):
+    start_spare(children, script("print('here')"), "colorsys")
+    children.its_turn("spare")
+    assert printed(until_exit(children)) == ["here"]
+
+
+def test_a_spare_that_is_not_needed_ends_with_the_launcher(script):
+    with Children() as children:
+        pid = start_spare(children, script("print('never')"), "")
+        until(children, warm)
+    wait_gone(pid)

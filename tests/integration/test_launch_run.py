@@ -160,6 +160,18 @@ def test_a_standby_takes_the_place_of_a_dead_worker_without_a_start(launch):
     assert launched.end() == 143
 
 
+def test_a_dead_worker_is_replaced_by_the_spare_that_was_started_for_it(launch):
+    launched = launch("-n", "1", arguments=["--steps", "100000"])
+    assert launched.until("spare_ready")["worker"] == "worker-1"
+    os.kill(launched.record.workers["worker-0"].pid, signal.SIGKILL)
+    launched.saw_members(lambda members: members == {"worker-1"})
+    assert launched.had("spare_ready", worker="worker-2")
+    assert set(launched.record.workers) == {"worker-1"}
+    launched.process.send_signal(signal.SIGINT)
+    assert launched.end() == 130
+    assert [event["worker"] for event in launched.all("worker_exited")] == ["worker-0", "worker-1"]
+
+
 def test_scaling_and_leaving_are_followed(launch):
     options = ["-n", "1", "--max-workers", "3"]
     launched = launch(*options, arguments=["--steps", "100000"])

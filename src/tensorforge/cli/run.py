@@ -31,6 +31,10 @@ def run(
     standbys: Annotated[
         int, typer.Option(help="More workers, kept warm to take the place of one that fails.")
     ] = 0,
+    spares: Annotated[
+        int,
+        typer.Option(help="Processes with the script's heavy imports done, for the next worker."),
+    ] = 1,
     module: Annotated[
         bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")
     ] = False,
@@ -86,6 +90,7 @@ def run(
         run_dir=run_dir or default_run_dir(script),
         host=host,
         port=port,
+        spares=spares,
         config=ElasticTrainingConfig(
             min_workers=min_workers,
             max_workers=max_workers,

@@ -116,7 +116,7 @@ class Generations:
         blocked_by = self.unseen_group()
         if blocked_by is not None:
             newcomers = []
-            reason += f"; generation {blocked_by} may still be training where we cannot see it"
+            reason += f"; generation {blocked_by} may still be training"
         added = tuple(p.worker for p in newcomers)
         members = arrange(old, {p.id for p in staying}, added)
         roster.seat_members(members)

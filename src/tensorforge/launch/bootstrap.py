@@ -1,7 +1,8 @@
 """What runs inside a worker: `python -m tensorforge.launch.bootstrap [-m] SCRIPT [ARGUMENTS]`.
 
 It ties the process to its launcher, makes it dump its stacks on SIGUSR1, runs the user's script as
-`__main__`, and tells the launcher what the script raised. It imports neither torch nor numpy by itself.
+`__main__`, and tells the launcher what the script raised. It imports neither torch nor numpy by itself,
+unless it is a spare: then it imports what it was told to and waits for its turn.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import faulthandler
+import importlib
 import io
 import json
 import os
@@ -18,6 +20,7 @@ import sys
 import sysconfig
 import traceback
 import types
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
@@ -26,6 +29,10 @@ from tensorforge.encoding import Json
 
 LAUNCHER_PID = "TENSORFORGE_LAUNCHER_PID"
 REPORT_FD = "TENSORFORGE_REPORT_FD"
+TURN_FD = "TENSORFORGE_TURN_FD"
+"""A spare waits for a byte from this pipe."""
+PRELOAD = "TENSORFORGE_PRELOAD"
+"""Modules to import before that, separated by commas."""
 STACKS_SIGNAL = signal.SIGUSR1
 STOP_SIGNAL = signal.SIGUSR2
 """What the training code takes for: stop on all workers after this step, with a checkpoint."""
@@ -74,6 +81,23 @@ def die_with_launcher() -> None:
         os._exit(1)
 
 
+def wait_for_turn(reporter: Reporter) -> None:
+    """A spare prepares itself and waits until it is needed; one that is not needed ends here."""
+    descriptor, modules = os.environ.pop(TURN_FD, ""), os.environ.pop(PRELOAD, "")
+    if not descriptor.isdecimal():
+        return
+    os.set_inheritable(int(descriptor), False)
+    for module in filter(None, modules.split(",")):
+        # What is wrong with it comes out, with the script's own traceback, when the script imports it.
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            importlib.import_module(module)
+    reporter.tell("warm")
+    turn = os.read(int(descriptor), 1)
+    os.close(int(descriptor))
+    if not turn:
+        os._exit(0)
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run the script and return the process's exit code."""
     die_with_launcher()
@@ -82,6 +106,7 @@ def main(arguments: Sequence[str]) -> int:
     # Until the training code listens for it, and after: a stop that comes too early or late is no death.
     signal.signal(STOP_SIGNAL, signal.SIG_IGN)
     faulthandler.register(STACKS_SIGNAL, file=reporter.stream or sys.stderr, all_threads=True)
+    wait_for_turn(reporter)
     as_module = bool(arguments) and arguments[0] == "-m"
     words = list(arguments[1:] if as_module else arguments)
     if not words:

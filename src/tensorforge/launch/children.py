@@ -22,7 +22,7 @@ from typing import Self, TypeAlias
 from tensorforge.encoding import Json
 from tensorforge.errors import NotFoundError, UnavailableError
 from tensorforge.launch import guard
-from tensorforge.launch.bootstrap import LAUNCHER_PID, REPORT_FD
+from tensorforge.launch.bootstrap import LAUNCHER_PID, REPORT_FD, TURN_FD
 from tensorforge.launch.lines import LineSplitter
 
 _READ_SIZE = 1 << 16
@@ -71,6 +71,7 @@ class _Child:
     output: int
     report: int
     exit: int
+    turn: int | None = None
     splitters: dict[int, LineSplitter] = field(default_factory=dict)
 
 
@@ -120,12 +121,23 @@ class Children:
             os.write(self._wake_write, b"\0")
 
     def start(
-        self, name: str, command: Sequence[str], environment: Mapping[str, str], folder: Path
+        self,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        *,
+        spare: bool = False,
     ) -> int:
-        """Start a process and return its id."""
+        """Start a process and return its id. A spare waits for `its_turn`."""
         output_read, output_write = os.pipe2(os.O_CLOEXEC)
         report_read, report_write = os.pipe2(os.O_CLOEXEC)
+        turn_read, turn_write = os.pipe2(os.O_CLOEXEC) if spare else (None, None)
         added = {REPORT_FD: str(report_write), LAUNCHER_PID: str(os.getpid())}
+        passed = [report_write]
+        if turn_read is not None:
+            added[TURN_FD] = str(turn_read)
+            passed.append(turn_read)
         try:
             process = subprocess.Popen(  # noqa: S603  starting the user's command is the purpose
                 list(command),
@@ -134,18 +146,21 @@ class Children:
                 stderr=output_write,
                 env={**environment, **added},
                 cwd=folder,
-                pass_fds=(report_write,),
+                pass_fds=passed,
                 start_new_session=True,
             )
         except OSError as error:
-            os.close(output_read)
-            os.close(report_read)
+            for descriptor in (output_read, report_read, turn_write):
+                if descriptor is not None:
+                    os.close(descriptor)
             raise UnavailableError(f"{name} could not be started: {error}") from error
         finally:
             os.close(output_write)
-            os.close(report_write)
+            for descriptor in passed:
+                os.close(descriptor)
         self._tell_guard("+", process.pid)
-        child = _Child(name, process, output_read, report_read, os.pidfd_open(process.pid))
+        pidfd = os.pidfd_open(process.pid)
+        child = _Child(name, process, output_read, report_read, pidfd, turn_write)
         self._children[name] = child
         for descriptor in (output_read, report_read):
             os.set_blocking(descriptor, False)
@@ -153,6 +168,18 @@ class Children:
             self._selector.register(descriptor, selectors.EVENT_READ, child)
         self._selector.register(child.exit, selectors.EVENT_READ, child)
         return process.pid
+
+    def its_turn(self, name: str) -> int:
+        """Let a spare become what it is for, and return its process id."""
+        child = self._find(name)
+        if child.turn is not None:
+            with contextlib.suppress(
+                BrokenPipeError
+            ):  # it has just ended, which is an event of its own
+                os.write(child.turn, b"\n")
+            os.close(child.turn)
+            child.turn = None
+        return child.process.pid
 
     def pid(self, name: str) -> int:
         """The child's process id."""
@@ -244,6 +271,8 @@ class Children:
             os.close(descriptor)
         self._selector.unregister(child.exit)
         os.close(child.exit)
+        if child.turn is not None:
+            os.close(child.turn)
         del self._children[child.name]
         return [*events, Exited(child.name, code)]
 

@@ -18,6 +18,13 @@ class WorkerStarted:
 
 
 @dataclass(frozen=True, slots=True)
+class SpareReady:
+    """The process that will be the next worker has done its imports."""
+
+    worker: str
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerJoined:
     """The coordinator knows the worker, as a member or as a standby."""
 
@@ -151,6 +158,7 @@ class Tick:
 
 Event: TypeAlias = (
     WorkerStarted
+    | SpareReady
     | WorkerJoined
     | WorkerLost
     | WorkerReleased

@@ -18,7 +18,7 @@ from typing import Any
 from tensorforge.elastic.access import ROLES, is_loopback
 from tensorforge.elastic.token_files import load_or_issue
 from tensorforge.errors import NotFoundError
-from tensorforge.launch.bootstrap import STACKS_SIGNAL, STOP_SIGNAL
+from tensorforge.launch.bootstrap import PRELOAD, STACKS_SIGNAL, STOP_SIGNAL
 from tensorforge.launch.children import (
     ChildEvent,
     Children,
@@ -33,6 +33,7 @@ from tensorforge.launch.events import (
     CoordinatorExited,
     CoordinatorStarted,
     Event,
+    SpareReady,
     StacksDumped,
     StepCommitted,
     StopRequested,
@@ -73,6 +74,7 @@ from tensorforge.launch.settings import (
     WORKERS_FOLDER,
     LaunchSettings,
 )
+from tensorforge.launch.spares import Spares
 from tensorforge.launch.stacks import script_stack
 from tensorforge.launch.supervisor import Supervisor
 from tensorforge.launch.view import RunView
@@ -121,6 +123,7 @@ class Launcher:
             script=settings.script, launcher=ProcessRecord.of(os.getpid()), workers={}
         )
         self._logs: dict[str, Any] = {}
+        self._spares = Spares(settings.spares, settings.preloads())
         self._step = -1
         self._logged_at = -math.inf
         self._progress = Progress()
@@ -158,6 +161,7 @@ class Launcher:
             self._look_at_the_cluster()
             self._settle_stacks()
             self._happened(Tick())
+            self._keep_spares()
             self._display.refresh(self._view, self._clock())
 
     def _read_logs(self) -> None:
@@ -198,6 +202,8 @@ class Launcher:
         kind = message.get("kind")
         if child == COORDINATOR and kind == "serving":
             self._coordinator_serves(str(message["address"]))
+        elif kind == "warm":
+            self._happened(SpareReady(child))
         elif kind == "failed":
             self._failures[child] = UserFailure(
                 kind=str(message.get("exception", "an exception")),
@@ -216,6 +222,8 @@ class Launcher:
 
     def _exited(self, child: str, code: int) -> None:
         self._logs.pop(child).close()
+        if self._spares.ended(child):
+            return
         if child == COORDINATOR:
             self._note(coordinator=None)
             self._happened(CoordinatorExited(code))
@@ -306,15 +314,32 @@ class Launcher:
             raise RuntimeError(
                 "a worker was to be started before the coordinator's address is known"
             )
-        environment = self._settings.worker_environment(worker, self._address, self._token)
-        pid = self._start(worker, self._settings.worker_command(self._python), environment)
+        is_waiting = self._spares.take(worker)
+        start = self._children.its_turn if is_waiting else self._start_process
+        pid = start(worker)
         self._note(workers={**self._record.workers, worker: ProcessRecord.of(pid)})
         self._happened(WorkerStarted(worker, pid))
 
-    def _start(self, name: str, command: list[str], environment: dict[str, str]) -> int:
+    def _keep_spares(self) -> None:
+        """Start what the next workers will be, while nobody waits for anything else."""
+        if self._address is None or self._outcome is not None or not self._supervisor.is_settled:
+            return
+        for name in self._spares.missing(self._supervisor.next_names(self._settings.spares)):
+            self._start_process(name, self._spares.modules)
+
+    def _start_process(self, worker: str, preload: tuple[str, ...] | None = None) -> int:
+        environment = self._settings.worker_environment(worker, self._address or "", self._token)
+        if preload is not None:
+            environment[PRELOAD] = ",".join(preload)
+        command = self._settings.worker_command(self._python)
+        return self._start(worker, command, environment, spare=preload is not None)
+
+    def _start(
+        self, name: str, command: list[str], environment: dict[str, str], *, spare: bool = False
+    ) -> int:
         log = self._settings.run_dir / LOGS_FOLDER / f"{name}.log"
         self._logs[name] = log.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
-        return self._children.start(name, command, environment, Path.cwd())
+        return self._children.start(name, command, environment, Path.cwd(), spare=spare)
 
     def _note(self, **changed: Any) -> None:
         self._record = replace(self._record, **changed)

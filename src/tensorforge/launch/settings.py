@@ -12,10 +12,12 @@ from tensorforge.cluster.config import ElasticTrainingConfig
 from tensorforge.encoding import encode
 from tensorforge.errors import ConfigurationError, NotFoundError
 from tensorforge.launch.policy import SupervisionPolicy
+from tensorforge.launch.preload import find_script, preloads
 
 JOURNAL_FILE = "journal.db"
 LOGS_FOLDER = "logs"
 WORKERS_FOLDER = "workers"
+MOST_SPARES = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +28,7 @@ class LaunchSettings:
     `run_dir`: journal, logs, checkpoints; made if it is missing. A run that was interrupted goes on there.
     `host`, `port`: where the coordinator listens; beyond loopback a token is made, and kept in `run_dir`.
     `environment`: added to the workers' environment.
+    `spares`: how many processes are kept that have done the script's heavy imports, for the next worker.
     """
 
     script: str
@@ -37,8 +40,11 @@ class LaunchSettings:
     host: str = "127.0.0.1"
     port: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
+    spares: int = 1
 
     def __post_init__(self) -> None:
+        if isinstance(self.spares, bool) or not 0 <= self.spares <= MOST_SPARES:
+            raise ConfigurationError("spares", self.spares, f"must be 0 to {MOST_SPARES}")
         if not self.as_module and not Path(self.script).is_file():
             raise NotFoundError(f"the script {self.script} does not exist")
         if self.host in ("", "0.0.0.0", "::", "[::]"):  # noqa: S104  refused, not used
@@ -58,6 +64,14 @@ class LaunchSettings:
         flag = ["-m"] if self.as_module else []
         script = self.script if self.as_module else str(Path(self.script).absolute())
         return [python, "-m", "tensorforge.launch.bootstrap", *flag, script, *self.arguments]
+
+    def preloads(self) -> tuple[str, ...]:
+        """What a spare imports; without anything worth importing there are none."""
+        path = find_script(self.script, as_module=self.as_module) if self.spares else None
+        try:
+            return () if path is None else preloads(path.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError):
+            return ()
 
     def worker_environment(
         self, worker: str, coordinator: str, token: str | None

@@ -110,6 +110,16 @@ class Supervisor:
         """The workers whose processes are taken to run, in the order of their start."""
         return tuple(self._workers)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether everybody who was started is with the coordinator: nothing is waited for."""
+        everybody = self._workers.values()
+        return self._phase is Phase.RUNNING and all(w.joined or w.leaving for w in everybody)
+
+    def next_names(self, count: int) -> list[str]:
+        """What the next workers will be called."""
+        return [f"worker-{self._count + number}" for number in range(count)]
+
     def restarts_left(self, now: float) -> int:
         """What is left of the restart budget."""
         return self._budget.left(now)
