@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
@@ -23,7 +24,7 @@ class Box:
     def __post_init__(self) -> None:
         if len(self.offset) != len(self.shape):
             raise InvalidInputError(f"offset {self.offset} and shape {self.shape} differ in length")
-        if any(number < 0 for number in (*self.offset, *self.shape)):
+        if min(self.offset, default=0) < 0 or min(self.shape, default=0) < 0:
             raise InvalidInputError(f"a box has no negative numbers: {self.offset}, {self.shape}")
 
     @classmethod
@@ -34,7 +35,7 @@ class Box:
     @property
     def stop(self) -> Shape:
         """One past the last index along each dimension."""
-        return tuple(start + size for start, size in zip(self.offset, self.shape, strict=True))
+        return tuple(map(operator.add, self.offset, self.shape))
 
     @property
     def size(self) -> int:
@@ -44,8 +45,8 @@ class Box:
     def intersect(self, other: Box) -> Box | None:
         """What both boxes hold, or `None` if that is nothing."""
         starts = tuple(map(max, self.offset, other.offset))
-        shape = tuple(min(a, b) - s for a, b, s in zip(self.stop, other.stop, starts, strict=True))
-        return Box(starts, shape) if all(size > 0 for size in shape) else None
+        shape = tuple(map(operator.sub, map(min, self.stop, other.stop), starts))
+        return Box(starts, shape) if min(shape, default=1) > 0 else None
 
     def contains(self, other: Box) -> bool:
         """Whether all of `other` lies inside."""

@@ -6,7 +6,8 @@ the manifest says where the bytes of a chunk lie, how they are encoded, and what
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Iterator
 from typing import Protocol, TypeVar
 
 from tensorforge.checkpoint.codecs import codec_named
@@ -20,12 +21,15 @@ from tensorforge.checkpoint.manifest import (
     TensorMetadata,
     checksum,
     corrupted,
+    running_checksum,
 )
 from tensorforge.errors import EncodingError, NotFoundError
 from tensorforge.resilience import RetryPolicy
-from tensorforge.storage.blobs import BlobStore
+from tensorforge.storage.blobs import BlobStore, PiecewiseBlobStore
 
 Result = TypeVar("Result")
+
+_HEADER_PART = 4 << 20
 
 
 class ChunkSource(Protocol):
@@ -54,6 +58,7 @@ class StoredChunks:
         self, store: BlobStore, manifest: CheckpointManifest, retry: RetryPolicy | None = None
     ) -> None:
         self._store = store
+        self._piecewise = store if isinstance(store, PiecewiseBlobStore) else None
         self._retry = retry or RetryPolicy()
         self._manifest = manifest
 
@@ -65,12 +70,25 @@ class StoredChunks:
     def read_range(self, file: int, start: int, into: memoryview) -> None:
         """Fill a buffer with bytes of a file, as they are stored."""
         key = self._manifest.files[file].key
-        self._reading(key, lambda: self._store.read_into(key, start, into))
+        self._reading(key, functools.partial(self._read, key, start, into))
 
     def read_raw(self, name: str, stored: StoredBytes, into: memoryview) -> None:
         """Fill a buffer with a chunk that is stored as it is, and verify it."""
-        self.read_range(stored.file, stored.start, into)
-        self.check(name, stored, into)
+        key = self._manifest.files[stored.file].key
+
+        def read() -> str:
+            running = running_checksum()
+            for piece in self._pieces(key, stored.start, into):
+                running.update(piece)
+            return running.hexdigest()
+
+        self._compare(name, stored, self._reading(key, read))
+
+    def _pieces(self, key: str, start: int, into: memoryview) -> Iterator[memoryview]:
+        if self._piecewise is not None:
+            return self._piecewise.read_pieces(key, start, into)
+        self._store.read_into(key, start, into)
+        return iter((into,))
 
     def decode(
         self, name: str, tensor: TensorMetadata, chunk: ChunkMetadata, stored: memoryview
@@ -79,42 +97,41 @@ class StoredChunks:
         self.check(name, chunk.data, stored)
         if chunk.data.codec == RAW:
             return stored
-        size = chunk.box.size * ITEM_SIZES[tensor.dtype]
-        return self._decode(name, tensor, chunk.data, stored, size)
-
-    def _decode(
-        self,
-        name: str,
-        tensor: TensorMetadata,
-        data: StoredBytes,
-        stored: memoryview,
-        size: int,
-    ) -> memoryview:
-        key = self._manifest.files[data.file].key
-        content = memoryview(bytearray(size))
+        key = self._manifest.files[chunk.data.file].key
         try:
-            codec = codec_named(data.codec)
-            base = self._base(name, tensor, data, size) if codec.needs_base else None
-            codec.decode(stored, content, ITEM_SIZES[tensor.dtype], base)
+            return self._follow(name, tensor, chunk, stored)
         except EncodingError as error:
             raise corrupted(f"{key}, tensor {name!r}: {error}", key) from error
-        if checksum(content) != data.digest:
-            raise corrupted(f"{key}, tensor {name!r}: the decoded bytes do not match", key)
-        return content
 
-    def _base(self, name: str, tensor: TensorMetadata, data: StoredBytes, size: int) -> memoryview:
-        base = data.base
-        if base is None:
-            raise EncodingError(f"codec {data.codec} needs something to start from")
-        stored = memoryview(bytearray(base.length))
-        self.read_raw(name, base, stored)
-        if base.codec == RAW:
-            return stored
-        return self._decode(name, tensor, base, stored, size)
+    def _follow(
+        self, name: str, tensor: TensorMetadata, chunk: ChunkMetadata, stored: memoryview
+    ) -> memoryview:
+        """Decode a chain of differences from its root on, so that only one link is in memory at a time."""
+        item = ITEM_SIZES[tensor.dtype]
+        content: memoryview | None = None
+        for link in reversed(_chain(chunk.data)):
+            held = stored if link is chunk.data else self._fetch(name, link)
+            if link.codec == RAW:
+                content = held
+                continue
+            decoded = memoryview(bytearray(chunk.box.size * item))
+            codec_named(link.codec).decode(held, decoded, item, content)
+            if checksum(decoded) != link.digest:
+                raise EncodingError("the decoded bytes do not match")
+            content = decoded
+        return content if content is not None else stored
+
+    def _fetch(self, name: str, stored: StoredBytes) -> memoryview:
+        content = memoryview(bytearray(stored.length))
+        self.read_raw(name, stored, content)
+        return content
 
     def check(self, name: str, stored: StoredBytes, content: memoryview) -> None:
         """Raise `CheckpointError` unless stored bytes are the ones that were written."""
-        if checksum(content) != stored.checksum:
+        self._compare(name, stored, checksum(content))
+
+    def _compare(self, name: str, stored: StoredBytes, found: str) -> None:
+        if found != stored.checksum:
             key = self._manifest.files[stored.file].key
             raise corrupted(
                 f"{key} is damaged: tensor {name!r}, bytes {stored.start} to "
@@ -127,17 +144,38 @@ class StoredChunks:
         info = self._reading(file.key, lambda: self._store.stat(file.key))
         if info.size != file.size:
             raise corrupted(f"{file.key} has {info.size} bytes instead of {file.size}", file.key)
-        if file.header:
-            header = memoryview(bytearray(file.header))
-            self._reading(file.key, lambda: self._store.read_into(file.key, 0, header))
-            if checksum(header) != file.header_checksum:
-                raise corrupted(f"{file.key} is damaged: its header has changed", file.key)
+        if file.header and self._header_checksum(file) != file.header_checksum:
+            raise corrupted(f"{file.key} is damaged: its header has changed", file.key)
+
+    def _header_checksum(self, file: FileEntry) -> str:
+        """Read in parts: a header is as long as the manifest says, which may be very long."""
+        running = running_checksum()
+        room = memoryview(bytearray(min(file.header, _HEADER_PART)))
+        for start in range(0, file.header, _HEADER_PART):
+            part = room[: file.header - start]
+            self._reading(file.key, functools.partial(self._read, file.key, start, part))
+            running.update(part)
+        return running.hexdigest()
+
+    def _read(self, key: str, start: int, into: memoryview) -> None:
+        self._store.read_into(key, start, into)
 
     def _reading(self, key: str, operation: Callable[[], Result]) -> Result:
         try:
             return self._retry.run(operation)
         except (NotFoundError, EncodingError) as error:
             raise corrupted(f"{key} is missing or cut short: {error}", key) from error
+
+
+def _chain(data: StoredBytes) -> list[StoredBytes]:
+    """A chunk's data, what it is a difference to, and so on."""
+    links = [data]
+    while links[-1].codec != RAW and codec_named(links[-1].codec).needs_base:
+        base = links[-1].base
+        if base is None:
+            raise EncodingError(f"codec {links[-1].codec} needs something to start from")
+        links.append(base)
+    return links
 
 
 def verify_chunk(

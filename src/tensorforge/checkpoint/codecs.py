@@ -104,9 +104,12 @@ def decompress(stored: memoryview, size: int) -> bytes:
         promised = zstandard.get_frame_parameters(stored).content_size
         if promised != size:
             raise EncodingError(f"the frame holds {promised} bytes instead of {size}")
-        return zstandard.ZstdDecompressor().decompress(stored, max_output_size=size)
+        content = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size)
     except zstandard.ZstdError as error:
         raise EncodingError(f"the frame cannot be decompressed: {error}") from error
+    if len(content) != size:
+        raise EncodingError(f"the frame holds {len(content)} bytes, although it promises {size}")
+    return content
 
 
 def group_bytes(raw: memoryview, item_size: int) -> bytes | memoryview:

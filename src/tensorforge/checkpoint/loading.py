@@ -39,8 +39,7 @@ from tensorforge.checkpoint.options import (
     Stateful,
 )
 from tensorforge.checkpoint.parallel import Guard
-from tensorforge.checkpoint.progress import Meter
-from tensorforge.checkpoint.reader import WORKERS, needed_bytes, read_tensors
+from tensorforge.checkpoint.reader import WORKERS, read_tensors
 from tensorforge.checkpoint.state import derive_random_state, restore_random_state, tree_reader
 from tensorforge.checkpoint.targets import Targets, tensor_names, whole_tensor
 from tensorforge.checkpoint.trees import decode_tree
@@ -111,9 +110,7 @@ class Loader:
         candidates = self._candidates(options)
         rejected: list[Rejected] = []
         while True:
-            choice = self._choose(candidates, options, rejected, guard)
-            rejected = list(choice.rejected)
-            manifest = decode_manifest(choice.document, choice.key)
+            manifest, rejected = self._choose(candidates, options, rejected, guard)
             attempt, mismatch = self._match(manifest, model, optimizer, options, guard)
             reason = self._read(attempt, options, guard, progress)
             if reason is None:
@@ -134,7 +131,9 @@ class Loader:
         options: LoadOptions,
         rejected: list[Rejected],
         guard: Guard,
-    ) -> _Choice:
+    ) -> tuple[CheckpointManifest, list[Rejected]]:
+        chosen: list[CheckpointManifest] = []  # on rank 0, which need not decode what it encoded
+
         def decide(_reports: list[None]) -> _Choice:
             passed_over = list(rejected)
             for prefix in candidates:
@@ -145,11 +144,13 @@ class Loader:
                         raise
                     passed_over.append(Rejected(prefix, str(error)))
                 else:
+                    chosen.append(manifest)
                     return _Choice(encode_manifest(manifest), manifest.key, passed_over)
             raise self._nothing_left(passed_over)
 
         choice: _Choice = self._round(type(None), _Choice).agree(None, decide, guard)
-        return choice
+        manifest = chosen[0] if chosen else decode_manifest(choice.document, choice.key)
+        return manifest, list(choice.rejected)
 
     def _validated(self, prefix: str, options: LoadOptions) -> CheckpointManifest:
         manifest = self._faults.execute_with_retry(lambda: shelf.read_manifest(self._store, prefix))
@@ -229,11 +230,10 @@ class Loader:
         """Step 3; returns why the checkpoint must be given up for an older one, or `None`."""
         destinations = attempt.targets.destinations
         source = StoredChunks(self._store, attempt.manifest, self._faults.retry_policy)
-        meter = Meter(needed_bytes(attempt.manifest, destinations), progress)
         workers = WORKERS if options.resharding_strategy == "parallel" else 1
         mine: _Done | Failure
         try:
-            read_tensors(source, destinations, guard=guard, meter=meter, workers=workers)
+            read_tensors(source, destinations, guard=guard, progress=progress, workers=workers)
             mine = _Done()
         except Exception as error:  # noqa: BLE001  reported to the others, raised on every rank
             mine = failure_of(error, _LOAD_FAILED)

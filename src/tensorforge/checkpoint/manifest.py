@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import xxhash
@@ -27,13 +27,17 @@ CHECKSUM = "xxh3_128"
 RAW = "raw"
 
 MAX_CHUNK_BYTES = 64 << 20
-"""No chunk decodes to more, so that a hostile manifest cannot ask for much memory at once."""
+"""No chunk is stored in more or decodes to more: a hostile manifest cannot ask for much memory at once."""
 
 _MAX_ELEMENTS = 1 << 60
 _MAX_CHAIN = 1000
 _CHECKSUM_LENGTH = 32
 _HEAD = b'{"checksum":"xxh3_128:'
 _MIDDLE = b'","body":'
+
+
+Moment = Annotated[datetime, msgspec.Meta(tz=True)]
+"""With a time zone: others cannot be compared."""
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -114,7 +118,7 @@ class CheckpointManifest(_Record, frozen=True, kw_only=True):
     version: int
     prefix: str
     save_id: str
-    created_at: datetime
+    created_at: Moment
     world_size: int
     format: str
     compression: str
@@ -221,12 +225,29 @@ def decode_manifest(document: bytes, key: str) -> CheckpointManifest:
     return manifest
 
 
+def moment_of(document: bytes, key: str) -> datetime:
+    """When the checkpoint of a stored document was made; `CheckpointError` if it is damaged.
+
+    For a store with many checkpoints, where only the newest will be read: the rest is not looked at.
+    """
+    body = _verified_body(document, key)
+    try:
+        return _moment_decoder.decode(body).created_at
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise corrupted(f"{key} is not a checkpoint manifest: {error}", key) from error
+
+
 class _AnyVersion(msgspec.Struct):
     version: int
 
 
+class _Dated(msgspec.Struct):
+    created_at: Moment
+
+
 # Made at import, by one thread: msgspec inspects a type when it is first decoded, and not safely.
 _version_decoder: msgspec.json.Decoder[_AnyVersion] = msgspec.json.Decoder(_AnyVersion)
+_moment_decoder: msgspec.json.Decoder[_Dated] = msgspec.json.Decoder(_Dated)
 _decoder: msgspec.json.Decoder[CheckpointManifest] = msgspec.json.Decoder(CheckpointManifest)
 
 
@@ -297,6 +318,8 @@ def _check_location(
     file = files[stored.file]
     if stored.length < 0 or not file.header <= stored.start <= file.size - stored.length:
         raise InvalidInputError(f"tensor {name!r} lies outside of {file.key}")
+    if stored.length > MAX_CHUNK_BYTES:
+        raise InvalidInputError(f"tensor {name!r} has {stored.length} bytes at once in {file.key}")
     if len(stored.checksum) != _CHECKSUM_LENGTH:
         raise InvalidInputError(f"tensor {name!r} has no checksum in {file.key}")
     if stored.codec == RAW and stored.length != nbytes:

@@ -18,6 +18,7 @@ from tensorforge.checkpoint.chunks import ChunkSource
 from tensorforge.checkpoint.dtypes import ITEM_SIZES
 from tensorforge.checkpoint.image import Bytes
 from tensorforge.checkpoint.manifest import RAW, CheckpointManifest
+from tensorforge.checkpoint.options import Progress
 from tensorforge.checkpoint.parallel import Guard, run_parallel
 from tensorforge.checkpoint.progress import Meter
 from tensorforge.checkpoint.resharding import ChunkRead, RangeRead, Target, plan_reads
@@ -37,11 +38,6 @@ class Destination:
     tensor: torch.Tensor
 
 
-def needed_bytes(manifest: CheckpointManifest, destinations: Sequence[Destination]) -> int:
-    """How much will be read."""
-    return sum(read.length for read in _plan(manifest, destinations))
-
-
 def _plan(manifest: CheckpointManifest, destinations: Sequence[Destination]) -> list[RangeRead]:
     targets = [
         Target(index, destination.name, destination.box)
@@ -55,14 +51,16 @@ def read_tensors(
     destinations: Sequence[Destination],
     *,
     guard: Guard,
-    meter: Meter,
+    progress: Progress | None = None,
     workers: int = WORKERS,
 ) -> None:
     """Fill every destination; `CheckpointError` names the file and the tensor of the first bad byte."""
     transfer = _Transfer(source, destinations)
+    reads = _plan(source.manifest, destinations)
+    meter = Meter(sum(read.length for read in reads), progress)
 
     def tasks() -> Iterator[Callable[[Bytes], None]]:
-        for read in _plan(source.manifest, destinations):
+        for read in reads:
 
             def task(scratch: Bytes, read: RangeRead = read) -> None:
                 transfer.run(read, scratch)

@@ -275,7 +275,7 @@ class Saver:
         ]
         manifest = self._manifest(ticket, files, tensors)
         source = StoredChunks(self._store, manifest, self._faults.retry_policy)
-        read_tensors(source, destinations, guard=guard, meter=Meter(0, None))
+        read_tensors(source, destinations, guard=guard)
 
     def _commit(self, ticket: Ticket, shards: list[ShardData]) -> Committed:
         """Step 4, on rank 0: the checkpoint exists when this returns."""

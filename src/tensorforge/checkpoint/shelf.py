@@ -25,6 +25,7 @@ from tensorforge.checkpoint.manifest import (
     CheckpointManifest,
     decode_manifest,
     manifest_key,
+    moment_of,
 )
 from tensorforge.checkpoint.options import CheckpointInfo
 from tensorforge.errors import (
@@ -118,7 +119,9 @@ def prefixes_by_age(store: BlobStore) -> list[str]:
         if blob.key.endswith(SUFFIX):
             prefix = blob.key.removesuffix(SUFFIX)
             try:
-                found.append((read_manifest(store, prefix).created_at, prefix))
+                found.append((moment_of(store.read(blob.key), blob.key), prefix))
+            except NotFoundError:
+                continue  # deleted meanwhile
             except CheckpointError:
                 found.append((blob.modified_at, prefix))
     return [prefix for _, prefix in sorted(found, reverse=True)]

@@ -20,8 +20,7 @@ from tensorforge.checkpoint.coordinators import SingleProcess
 from tensorforge.checkpoint.manifest import CheckpointManifest
 from tensorforge.checkpoint.options import Progress, SaveOptions
 from tensorforge.checkpoint.parallel import Guard
-from tensorforge.checkpoint.progress import Meter
-from tensorforge.checkpoint.reader import Destination, needed_bytes, read_tensors
+from tensorforge.checkpoint.reader import Destination, read_tensors
 from tensorforge.checkpoint.state import tree_reader
 from tensorforge.checkpoint.targets import whole_tensor
 from tensorforge.checkpoint.trees import decode_tree
@@ -74,9 +73,8 @@ def read_whole_tensors(
         for name, tensor in tensors.items()
         if tensor.numel()
     ]
-    meter = Meter(needed_bytes(manifest, destinations), progress)
     source = StoredChunks(store, manifest)
-    read_tensors(source, destinations, guard=Guard(_FOREVER), meter=meter)
+    read_tensors(source, destinations, guard=Guard(_FOREVER), progress=progress)
     return tensors
 
 

@@ -143,8 +143,7 @@ def _read_model(
     from tensorforge.checkpoint.chunks import StoredChunks
     from tensorforge.checkpoint.layout import MODEL
     from tensorforge.checkpoint.parallel import Guard
-    from tensorforge.checkpoint.progress import Meter
-    from tensorforge.checkpoint.reader import Destination, needed_bytes, read_tensors
+    from tensorforge.checkpoint.reader import Destination, read_tensors
     from tensorforge.checkpoint.targets import whole_tensor
 
     saved = {name: meta for name, meta in manifest.tensors.items() if name.startswith(MODEL)}
@@ -153,8 +152,8 @@ def _read_model(
     destinations = [
         Destination(name, Box.whole(meta.shape), whole_tensor(meta)) for name, meta in saved.items()
     ]
-    meter = Meter(needed_bytes(manifest, destinations), progress)
-    read_tensors(StoredChunks(store, manifest), destinations, guard=Guard(_TIMEOUT), meter=meter)
+    source = StoredChunks(store, manifest)
+    read_tensors(source, destinations, guard=Guard(_TIMEOUT), progress=progress)
     return {each.name.removeprefix(MODEL): each.tensor for each in destinations}
 
 

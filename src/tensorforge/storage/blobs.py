@@ -7,11 +7,13 @@ A store makes three promises that checkpoints are built on:
 3. A key never leads outside the store.
 
 Alternatives are types: `LocalStore`, `MemoryStore`, `ObjectStore`; a store that can also take the parts of
-a blob in any order and from several threads is a `PositionalBlobStore`.
+a blob in any order and from several threads is a `PositionalBlobStore`, one that hands bytes over while it
+reads on is a `PiecewiseBlobStore`.
 """
 
 from __future__ import annotations
 
+import functools
 import unicodedata
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -134,6 +136,14 @@ class PositionalBlobStore(Protocol):
         """Start a blob of `size` bytes under a new key, its room reserved."""
 
 
+@runtime_checkable
+class PiecewiseBlobStore(Protocol):
+    """A store whose reader can look at each piece while it is still in the processor's cache."""
+
+    def read_pieces(self, key: str, offset: int, buffer: memoryview) -> Iterator[memoryview]:
+        """Fill `buffer` like `read_into`, and give each piece of it, in order, as soon as it is filled."""
+
+
 def validate_key(key: str) -> str:
     """Return `key` if it may name a blob, otherwise raise `InvalidInputError` that says why not.
 
@@ -146,6 +156,7 @@ def validate_key(key: str) -> str:
     return key
 
 
+@functools.lru_cache(4096)
 def _reason_against(key: str) -> str | None:
     if not key:
         return "it is empty"

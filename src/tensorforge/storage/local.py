@@ -33,7 +33,7 @@ from tensorforge.storage.blobs import (
     flat,
     validate_key,
 )
-from tensorforge.storage.ranged import read_cached, read_exactly, read_through_bounce
+from tensorforge.storage.ranged import is_cached, read_cached, read_exactly, read_through_bounce
 from tensorforge.storage.staged import (
     Destination,
     LocalWriter,
@@ -120,11 +120,15 @@ class LocalStore:
         """The whole blob; `NotFoundError` if there is none."""
         with self._opened(key) as file:
             content = bytearray(os.fstat(file).st_size)
-            read_exactly(key, file, 0, memoryview(content))
+            _exhaust(read_exactly(key, file, 0, memoryview(content)))
             return bytes(content)
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the blob's bytes from `offset`.
+        """Fill `buffer` with the blob's bytes from `offset`."""
+        _exhaust(self.read_pieces(key, offset, buffer))
+
+    def read_pieces(self, key: str, offset: int, buffer: memoryview) -> Iterator[memoryview]:
+        """Fill `buffer`, and give each piece of it, in order, as soon as it is filled.
 
         What lies in the page cache comes from there; the rest is read past it, because filling the
         cache with a checkpoint costs more than reading it.
@@ -132,18 +136,31 @@ class LocalStore:
         target = flat(buffer)
         with self._opened(key) as file:
             check_range(key, offset, len(target), os.fstat(file).st_size)
-            done = read_cached(file, offset, target)
-            if done < len(target) and self._direct and len(target) - done > _SMALL_READ:
-                done += self._read_direct(key, offset + done, target[done:])
-            read_exactly(key, file, offset + done, target[done:])
+            done = 0
+            for piece in self._read_uncached(key, file, offset, target):
+                yield piece
+                done += len(piece)
+            yield from read_exactly(key, file, offset + done, target[done:])
 
-    def _read_direct(self, key: str, offset: int, target: memoryview) -> int:
-        """Read past the page cache as far as that works; returns how many bytes it was."""
-        try:
-            with self._opened(key, os.O_DIRECT) as file:
-                return read_through_bounce(file, offset, target)
-        except (NotFoundError, UnavailableError):
-            return 0
+    def _read_uncached(
+        self, key: str, file: int, offset: int, target: memoryview
+    ) -> Iterator[memoryview]:
+        """Read past the page cache as far as that works and pays."""
+        if not self._direct or len(target) <= _SMALL_READ:
+            return
+        cached = is_cached(file, offset, len(target))
+        if cached:
+            return
+        done = 0
+        if cached is None:
+            for piece in read_cached(file, offset, target):
+                yield piece
+                done += len(piece)
+        with (
+            contextlib.suppress(NotFoundError, UnavailableError),
+            self._opened(key, os.O_DIRECT) as direct,
+        ):
+            yield from read_through_bounce(direct, offset + done, target[done:])
 
     def stat(self, key: str) -> BlobInfo:
         """What is known about a blob; `NotFoundError` if there is none."""
@@ -292,6 +309,11 @@ class LocalStore:
             finally:
                 os.close(folder)
             parts = parts[:-1]
+
+
+def _exhaust(pieces: Iterator[memoryview]) -> None:
+    for _ in pieces:
+        pass
 
 
 def _enter(folder: int, part: str) -> int:

@@ -18,6 +18,7 @@ from tensorforge.errors import (
     PermissionDeniedError,
 )
 from tensorforge.storage.local import LocalStore
+from tensorforge.storage.ranged import is_cached
 from tensorforge.storage.system import SystemCalls
 
 
@@ -204,3 +205,41 @@ def test_folders_that_a_deletion_leaves_empty_go_with_it(store):
     store.delete("a/b/c")
     assert not Path(store.root / "a" / "b").exists()
     assert Path(store.root / "a").exists()
+
+
+def _leave_cache(path):
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+@pytest.mark.parametrize("state", ["cold", "warm", "partly", "unknown"])
+def test_a_range_is_read_right_whatever_of_it_lies_in_the_page_cache(
+    store, tmp_path, monkeypatch, state
+):
+    content = os.urandom((3 << 20) + 777)
+    store.write("a", content)
+    if state != "warm":
+        _leave_cache(tmp_path / "blobs" / "a")
+    if state == "partly":
+        with (tmp_path / "blobs" / "a").open("rb") as file:
+            file.read(1 << 20)
+    if state == "unknown":
+        monkeypatch.setattr("tensorforge.storage.local.is_cached", lambda *_: None)
+    for offset, length in ((0, len(content)), (4097, 2 << 20), (len(content) - 100_001, 100_001)):
+        buffer = bytearray(length)
+        store.read_into("a", offset, memoryview(buffer))
+        assert buffer == content[offset : offset + length]
+
+
+def test_reading_past_the_page_cache_leaves_it_as_it_is(store, tmp_path):
+    store.write("a", os.urandom(4 << 20))
+    path = tmp_path / "blobs" / "a"
+    _leave_cache(path)
+    with path.open("rb") as file:
+        if is_cached(file.fileno(), 0, 4 << 20) is not False:
+            pytest.skip("this system does not tell, or this file system lives in the cache")
+        store.read_into("a", 0, memoryview(bytearray(4 << 20)))
+        assert is_cached(file.fileno(), 0, 4 << 20) is False
+        file.read()
+        assert is_cached(file.fileno(), 0, 4 << 20) is True
