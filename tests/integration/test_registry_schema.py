@@ -26,6 +26,12 @@ CHECKS = [
     "ignored_auth",
 ]
 
+# Bad input may be too long as well; that answer is not among those that the tool expects by itself.
+SETTINGS = """
+[checks]
+negative_data_rejection.expected-statuses = [400, 401, 403, 404, 405, 406, 409, 414, 415, 422, 428, 429, "5xx"]
+"""
+
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory) -> Iterator[RunningServer]:
@@ -34,6 +40,7 @@ def server(tmp_path_factory) -> Iterator[RunningServer]:
 
 
 def explore(server: RunningServer, folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "schemathesis.toml").write_text(SETTINGS)
     tool = Path(sys.executable).with_name("st")
     command = [str(tool), "run", f"{server.url}/openapi.json", "--checks", ",".join(CHECKS)]
     command += [
@@ -51,14 +58,20 @@ def explore(server: RunningServer, folder: Path, *options: str) -> subprocess.Co
     )
 
 
+def failures(done: subprocess.CompletedProcess[str]) -> str:
+    """What the tool found, without the very long URLs that it may have tried."""
+    _, _, found = done.stdout.partition(" FAILURES ")
+    return "\n".join(line[:300] for line in found.splitlines())[:10_000] + done.stderr[-2000:]
+
+
 def test_no_request_finds_a_5xx_or_an_undocumented_answer(server, tmp_path):
     options = ["--phases", "examples,coverage,fuzzing", "--max-examples", "3", "--seed", "1"]
     done = explore(server, tmp_path, *options)
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert done.returncode == 0, failures(done)
     assert "Tested: 30" in done.stdout
 
 
 @pytest.mark.soak
 def test_no_sequence_of_requests_finds_one_either(server, tmp_path):
     done = explore(server, tmp_path, "--max-examples", "200")
-    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
+    assert done.returncode == 0, failures(done)

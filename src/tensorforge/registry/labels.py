@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 import sqlalchemy as sa
 
 from tensorforge.errors import InvalidInputError, NotFoundError
 from tensorforge.registry import changes
 from tensorforge.registry.audit import AuditFact
+from tensorforge.registry.descriptions import touch_model
 from tensorforge.registry.models import Actor
 from tensorforge.registry.names import MAX_TAGS, check_alias, check_tag_key, check_tags, tag_digest
 from tensorforge.registry.rows import find_version, look_for_alias, version_of
@@ -29,37 +29,44 @@ _ADD_TAG = {
 }
 
 
-def change_model_tags(
-    connection: sa.Connection, model: Row, put: Mapping[str, str], drop: Iterable[str]
-) -> None:
-    """Set and remove tags of a locked model."""
-    _change(connection, MODEL_TAGS, MODEL_TAGS.c.model_key, model["key"], put, drop)
-
-
-def change_version_tags(
-    connection: sa.Connection, version: Row, put: Mapping[str, str], drop: Iterable[str]
-) -> None:
-    """Set and remove tags of a version whose model is locked."""
-    _change(connection, VERSION_TAGS, VERSION_TAGS.c.version_key, version["key"], put, drop)
-
-
-def _change(
+def change_tags(
     connection: sa.Connection,
-    table: sa.Table,
-    owner: sa.Column[Any],
-    key: int,
+    model: Row,
+    version: Row | None,
     put: Mapping[str, str],
     drop: Iterable[str],
+    actor: Actor,
+    now_us: int,
 ) -> None:
-    tags = check_tags(put)
-    gone = sorted({*map(check_tag_key, drop), *tags})
-    if gone:
-        connection.execute(table.delete().where(owner == key, table.c.tag.in_(gone)))
-    if tags:
-        insert_tags(connection, table, owner.name, key, tags)
-    query = sa.select(sa.func.count()).select_from(table).where(owner == key)
-    if (connection.scalar(query) or 0) > MAX_TAGS:
+    """Set and remove tags of a locked model, or of one of its versions; what changed is audited."""
+    table, owner, key = MODEL_TAGS, MODEL_TAGS.c.model_key, model["key"]
+    if version is not None:
+        table, owner, key = VERSION_TAGS, VERSION_TAGS.c.version_key, version["key"]
+    query = sa.select(table.c.tag, table.c.value).where(owner == key)
+    before = {row.tag: row.value for row in connection.execute(query)}
+    tags, gone = check_tags(put), set(map(check_tag_key, drop))
+    after = {tag: value for tag, value in before.items() if tag not in gone} | tags
+    if len(after) > MAX_TAGS:
         raise InvalidInputError(f"more than {MAX_TAGS} tags on one thing are not allowed")
+    changed = sorted(
+        tag for tag in before.keys() | after.keys() if before.get(tag) != after.get(tag)
+    )
+    if not changed:
+        return
+    connection.execute(table.delete().where(owner == key, table.c.tag.in_(changed)))
+    kept = {tag: after[tag] for tag in changed if tag in after}
+    insert_tags(connection, table, owner.name, key, kept)
+    if version is None:
+        touch_model(connection, model, now_us)
+    fact = AuditFact(
+        actor=actor.name,
+        action="set_tags",
+        model_key=model["key"],
+        model_id=model["model_id"],
+        version="" if version is None else str(version_of(version)),
+        evidence={"tags": {tag: [before.get(tag), after.get(tag)] for tag in changed}},
+    )
+    changes.record(connection, fact, now_us)
 
 
 def insert_tags(

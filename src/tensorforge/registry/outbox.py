@@ -27,6 +27,7 @@ ACTIONS = frozenset(
     {
         *("create_model", "rename_model", "delete_model", "set_sla", "register", "delete_version"),
         *("validate", "transition", "rollback", "set_alias", "delete_alias"),
+        *("set_tags", "describe"),
     }
 )
 MAX_WEBHOOKS = 100

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import getpass
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,12 +11,12 @@ from typing import Self
 
 import sqlalchemy as sa
 
-from tensorforge.errors import AlreadyExistsError, ConflictError, InvalidInputError
-from tensorforge.registry import changes, labels, moves
-from tensorforge.registry.audit import AuditFact
+from tensorforge.errors import AlreadyExistsError, ConflictError
+from tensorforge.registry import changes, descriptions, labels, moves, removing
 from tensorforge.registry.idempotency import RequestKey, earlier_answer, remember
 from tensorforge.registry.labels import insert_tags
-from tensorforge.registry.lifecycle import SERVING_STATES, DeploymentState
+from tensorforge.registry.lifecycle import DeploymentState
+from tensorforge.registry.measurements import check_result, keep_result
 from tensorforge.registry.models import (
     Actor,
     ModelMetadata,
@@ -34,7 +33,6 @@ from tensorforge.registry.names import check_name, check_tags, check_text
 from tensorforge.registry.reading import Clock, RegistryReader
 from tensorforge.registry.registering import (
     check_metadata,
-    check_whole,
     create_model,
     insert_version,
     model_for_writing,
@@ -43,30 +41,14 @@ from tensorforge.registry.registering import (
 from tensorforge.registry.rows import (
     find_model,
     find_version,
-    or_null,
     read_model,
     to_metadata,
-    to_validation,
-    validation_query,
 )
-from tensorforge.registry.schema import (
-    ALIASES,
-    MODEL_TAGS,
-    MODELS,
-    SCHEMA,
-    TENSORS,
-    VALIDATIONS,
-    VERSION_TAGS,
-    VERSIONS,
-)
+from tensorforge.registry.schema import MODEL_TAGS, SCHEMA
 from tensorforge.registry.shapes import DueBump
 from tensorforge.registry.times import from_micros, to_micros
 from tensorforge.registry.versions import Bump, ModelVersion
 from tensorforge.storage.database import IN_MEMORY, Database
-from tensorforge.storage.prepared import Row
-
-_SERVING = tuple(state.value for state in SERVING_STATES)
-_MAX_ERRORS = 100
 
 
 def _utc_now() -> datetime:
@@ -207,7 +189,7 @@ class ModelRegistry(RegistryReader):
             model = create_model(connection, model_id, who, now_us, description=description)
             insert_tags(connection, MODEL_TAGS, "model_key", model["key"], checked)
             if sla is not None:
-                self._write_sla(connection, model, sla, who, now_us)
+                descriptions.set_sla(connection, model, sla, who, now_us)
             if request_key:
                 remember(connection, request_key, model_id, None, now_us)
         return RegisteredModel(
@@ -226,48 +208,34 @@ class ModelRegistry(RegistryReader):
         """Say what every version must reach before it may be promoted; `None` for no limits."""
         with self._database.write() as connection:
             model = find_model(connection, model_id, lock=True)
-            self._write_sla(connection, model, sla, actor or local_actor(), self._now_us())
+            descriptions.set_sla(connection, model, sla, actor or local_actor(), self._now_us())
 
-    @staticmethod
-    def _write_sla(
-        connection: sa.Connection, model: Row, sla: Sla | None, actor: Actor, now_us: int
-    ) -> None:
-        latency, accuracy = (sla.max_latency_ms, sla.min_accuracy) if sla else (None, None)
-        connection.execute(
-            MODELS.update()
-            .where(MODELS.c.key == model["key"])
-            .values(sla_max_latency_ms=latency, sla_min_accuracy=accuracy, updated_us=now_us)
-        )
-        fact = AuditFact(
-            actor=actor.name,
-            action="set_sla",
-            model_key=model["key"],
-            model_id=model["model_id"],
-            evidence={"max_latency_ms": latency, "min_accuracy": accuracy},
-        )
-        changes.record(connection, fact, now_us)
-
-    def describe_model(self, model_id: str, description: str) -> RegisteredModel:
+    def describe_model(
+        self, model_id: str, description: str, *, actor: Actor | None = None
+    ) -> RegisteredModel:
         """Replace a model's description."""
         check_text("description", description)
+        who, now_us = actor or local_actor(), self._now_us()
         with self._database.write() as connection:
             model = find_model(connection, model_id, lock=True)
-            self._touch(connection, model, description=description)
-        return self.get_model(model_id)
+            descriptions.describe_model(connection, model, description, who, now_us)
+            return read_model(connection, model_id)
 
     def describe_version(
-        self, model_id: str, version: ModelVersion, description: str
+        self,
+        model_id: str,
+        version: ModelVersion,
+        description: str,
+        *,
+        actor: Actor | None = None,
     ) -> ModelMetadata:
         """Replace a version's description."""
         check_text("description", description)
+        who, now_us = actor or local_actor(), self._now_us()
         with self._database.write() as connection:
-            find_model(connection, model_id, lock=True)
+            model = find_model(connection, model_id, lock=True)
             row = find_version(connection, model_id, version)
-            connection.execute(
-                VERSIONS.update()
-                .where(VERSIONS.c.key == row["key"])
-                .values(description=description, updated_us=self._now_us())
-            )
+            descriptions.describe_version(connection, model, row, description, who, now_us)
             return to_metadata(find_version(connection, model_id, version))
 
     def rename_model(
@@ -279,25 +247,10 @@ class ModelRegistry(RegistryReader):
         try:
             with self._database.write() as connection:
                 model = find_model(connection, model_id, lock=True)
-                self._touch(connection, model, model_id=new_id)
-                fact = AuditFact(
-                    actor=who.name,
-                    action="rename_model",
-                    model_key=model["key"],
-                    model_id=new_id,
-                    evidence={"previous": model_id},
-                )
-                changes.record(connection, fact, now_us)
+                descriptions.rename_model(connection, model, new_id, who, now_us)
+                return read_model(connection, new_id)
         except sa.exc.IntegrityError as error:
             raise AlreadyExistsError(f"there is a model called {new_id!r} already") from error
-        return self.get_model(new_id)
-
-    def _touch(self, connection: sa.Connection, model: Row, **values: object) -> None:
-        connection.execute(
-            MODELS.update()
-            .where(MODELS.c.key == model["key"])
-            .values(updated_us=self._now_us(), **values)
-        )
 
     def set_tags(
         self,
@@ -306,16 +259,14 @@ class ModelRegistry(RegistryReader):
         *,
         put: Mapping[str, str] | None = None,
         drop: Iterable[str] = (),
+        actor: Actor | None = None,
     ) -> None:
         """Set and remove tags of a model, or of one of its versions. Absent ones are dropped silently."""
+        who, now_us = actor or local_actor(), self._now_us()
         with self._database.write() as connection:
             model = find_model(connection, model_id, lock=True)
-            if version is None:
-                labels.change_model_tags(connection, model, put or {}, drop)
-                self._touch(connection, model)
-            else:
-                row = find_version(connection, model_id, version)
-                labels.change_version_tags(connection, row, put or {}, drop)
+            row = None if version is None else find_version(connection, model_id, version)
+            labels.change_tags(connection, model, row, put or {}, drop, who, now_us)
 
     def set_alias(
         self, model_id: str, alias: str, version: ModelVersion, *, actor: Actor | None = None
@@ -415,40 +366,11 @@ class ModelRegistry(RegistryReader):
         self, result: ValidationResult, *, actor: Actor | None = None
     ) -> ValidationRecord:
         """Keep what a validation measured, as evidence for the state that the version is in now."""
-        _check_result(result)
+        check_result(result)
         who, now_us = actor or local_actor(), self._now_us()
         with self._database.write() as connection:
             model = find_model(connection, result.model_id, lock=True)
-            version = find_version(connection, result.model_id, result.version)
-            connection.execute(
-                VALIDATIONS.insert().values(
-                    version_key=version["key"],
-                    state=version["state"],
-                    revision=version["revision"],
-                    passed=result.passed,
-                    latency_p50_ms=or_null(result.latency_p50_ms),
-                    latency_p99_ms=or_null(result.latency_p99_ms),
-                    accuracy_score=or_null(result.accuracy_score),
-                    errors=json.dumps(result.errors),
-                    samples=result.samples,
-                    recorded_us=now_us,
-                    recorded_by=who.name,
-                )
-            )
-            query = validation_query(version["key"]).limit(1)
-            row = connection.execute(query).mappings().one()
-            fact = AuditFact(
-                actor=who.name,
-                action="validate",
-                model_key=model["key"],
-                model_id=result.model_id,
-                version=str(result.version),
-                from_state=version["state"],
-                to_state=version["state"],
-                evidence={"validation": row["key"], "passed": result.passed},
-            )
-            changes.record(connection, fact, now_us)
-            return to_validation(result.model_id, result.version, row)
+            return keep_result(connection, model, result, who, now_us)
 
     def delete_version(
         self, model_id: str, version: ModelVersion, *, actor: Actor | None = None
@@ -458,73 +380,14 @@ class ModelRegistry(RegistryReader):
         with self._database.write() as connection:
             model = find_model(connection, model_id, lock=True)
             row = find_version(connection, model_id, version)
-            _refuse_serving(model_id, [row])
-            self._remove_versions(connection, [row["key"]])
-            self._touch(connection, model, version_count=MODELS.c.version_count - 1)
-            fact = AuditFact(
-                actor=who.name,
-                action="delete_version",
-                model_key=model["key"],
-                model_id=model_id,
-                version=str(version),
-                from_state=row["state"],
-                evidence={"number": row["number"], "checksum": row["checksum"]},
-            )
-            changes.record(connection, fact, now_us)
+            removing.remove_version(connection, model, row, who, now_us)
 
     def delete_model(self, model_id: str, *, actor: Actor | None = None) -> None:
         """Remove a model of which no version serves; its history stays in the audit."""
         who, now_us = actor or local_actor(), self._now_us()
         with self._database.write() as connection:
             model = find_model(connection, model_id, lock=True)
-            query = sa.select(VERSIONS).where(VERSIONS.c.model_key == model["key"])
-            rows = list(connection.execute(query).mappings())
-            _refuse_serving(model_id, rows)
-            connection.execute(ALIASES.delete().where(ALIASES.c.model_key == model["key"]))
-            self._remove_versions(connection, [row["key"] for row in rows])
-            connection.execute(MODEL_TAGS.delete().where(MODEL_TAGS.c.model_key == model["key"]))
-            connection.execute(MODELS.delete().where(MODELS.c.key == model["key"]))
-            fact = AuditFact(
-                actor=who.name,
-                action="delete_model",
-                model_key=model["key"],
-                model_id=model_id,
-                evidence={"versions": len(rows)},
-            )
-            changes.record(connection, fact, now_us)
-
-    @staticmethod
-    def _remove_versions(connection: sa.Connection, keys: list[int]) -> None:
-        for table in (ALIASES, VERSION_TAGS, TENSORS, VALIDATIONS):
-            connection.execute(table.delete().where(table.c.version_key.in_(keys)))
-        connection.execute(VERSIONS.delete().where(VERSIONS.c.key.in_(keys)))
-
-
-def _refuse_serving(model_id: str, rows: Sequence[Row]) -> None:
-    serving = [row for row in rows if row["state"] in _SERVING]
-    if serving:
-        first = serving[0]
-        raise ConflictError(
-            f"{model_id} {first['major']}.{first['minor']}.{first['patch']} is in {first['state']}: "
-            "what serves cannot be deleted; roll it back or deprecate it first"
-        )
-
-
-def _check_result(result: ValidationResult) -> None:
-    if not isinstance(result.passed, bool):
-        raise InvalidInputError(f"passed = {result.passed!r}: must be True or False")
-    for field in ("latency_p50_ms", "latency_p99_ms", "accuracy_score"):
-        value = getattr(result, field)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise InvalidInputError(f"{field} = {value!r}: must be a number")
-        if field.startswith("latency") and value < 0:
-            raise InvalidInputError(f"{field} = {value!r}: must not be negative")
-    if len(result.errors) > _MAX_ERRORS:
-        raise InvalidInputError(f"{len(result.errors)} errors are more than {_MAX_ERRORS}")
-    for error in result.errors:
-        check_text("an error", error)
-    if result.samples is not None:
-        check_whole("samples", result.samples)
+            removing.remove_model(connection, model, who, now_us)
 
 
 def local_actor() -> Actor:

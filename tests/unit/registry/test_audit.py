@@ -2,19 +2,20 @@ import itertools
 
 import pytest
 import sqlalchemy as sa
-from tests.unit.registry.making import S, bring, metadata
+from tests.unit.registry.making import BOSS, S, bring, metadata, v
 
-from tensorforge.errors import IntegrityError
+from tensorforge.errors import IntegrityError, InvalidInputError
 from tensorforge.registry import AuditHead
 from tensorforge.registry.audit import GENESIS
 from tensorforge.registry.schema import AUDIT, AUDIT_HEAD
 
 
 @pytest.fixture
-def busy(registry):
-    registry.register(metadata())
-    bring(registry, "1.0.0", S.PRODUCTION)
-    return registry
+def busy(stored):
+    """A history of eight rows, on SQLite and on PostgreSQL."""
+    stored.register(metadata())
+    bring(stored, "1.0.0", S.PRODUCTION)
+    return stored
 
 
 def tamper(registry, statement):
@@ -115,3 +116,54 @@ def test_rows_are_verified_in_batches(registry, monkeypatch):
     assert registry.verify_audit().sequence == 7
     with registry.database.read() as connection:
         assert connection.scalar(sa.select(sa.func.count()).select_from(AUDIT)) == 7
+
+
+def test_changed_tags_are_written_down_with_their_old_and_new_values(stored):
+    stored.register(metadata(tags={"a": "1", "b": "2", "c": "3"}))
+    stored.set_tags(
+        "ranker", v("1.0.0"), put={"a": "9", "c": "3", "d": "4"}, drop=["b"], actor=BOSS
+    )
+    stored.set_tags("ranker", put={"team": "search"}, actor=BOSS)
+    of_version, of_model = stored.history("ranker")[-2:]
+    assert (of_version.actor, of_version.action, of_version.version) == (
+        "boss",
+        "set_tags",
+        "1.0.0",
+    )
+    assert of_version.evidence == {"tags": {"a": ["1", "9"], "b": ["2", None], "d": [None, "4"]}}
+    assert (of_model.action, of_model.version) == ("set_tags", "")
+    assert of_model.evidence == {"tags": {"team": [None, "search"]}}
+    stored.verify_audit()
+
+
+def test_changed_descriptions_are_written_down_with_the_old_and_the_new_text(stored):
+    stored.register(metadata(description="first"))
+    stored.describe_version("ranker", v("1.0.0"), "second", actor=BOSS)
+    stored.describe_model("ranker", "all of them", actor=BOSS)
+    of_version, of_model = stored.history("ranker")[-2:]
+    assert (of_version.actor, of_version.action, of_version.version) == (
+        "boss",
+        "describe",
+        "1.0.0",
+    )
+    assert of_version.evidence == {"old": "first", "new": "second"}
+    assert of_model.evidence == {"old": "", "new": "all of them"}
+    stored.verify_audit()
+
+
+def test_what_changes_nothing_leaves_no_row(stored):
+    stored.register(metadata(tags={"a": "1"}, description="text"))
+    before = stored.verify_audit()
+    stored.set_tags("ranker", v("1.0.0"), put={"a": "1"}, drop=["absent"])
+    stored.describe_version("ranker", v("1.0.0"), "text")
+    stored.describe_model("ranker", "")
+    assert stored.verify_audit() == before
+
+
+def test_a_refused_change_of_tags_leaves_neither_tags_nor_a_row(stored):
+    stored.register(metadata(tags={"a": "1"}))
+    before = stored.verify_audit()
+    with pytest.raises(InvalidInputError, match="more than 200 tags"):
+        stored.set_tags("ranker", v("1.0.0"), put={f"k{i}": "" for i in range(200)})
+    assert stored.verify_audit() == before
+    assert stored.require("ranker", v("1.0.0")).tags == {"a": "1"}

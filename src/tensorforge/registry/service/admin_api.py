@@ -6,8 +6,16 @@ from datetime import UTC, datetime
 
 from tensorforge.errors import IntegrityError, InvalidInputError
 from tensorforge.registry.outbox import Outbox, Webhook
-from tensorforge.registry.service import wire
+from tensorforge.registry.service.admin_wire import (
+    AuditState,
+    CreateWebhook,
+    DeliveryAnswer,
+    DeliveryList,
+    WebhookAnswer,
+    WebhookList,
+)
 from tensorforge.registry.service.operations import Call, Operation, Reply
+from tensorforge.registry.service.wire import LimitQuery
 from tensorforge.registry.times import to_micros
 from tensorforge.registry.tokens import Scope
 
@@ -25,8 +33,8 @@ def _webhook_id(call: Call) -> int:
     return int(text)
 
 
-def _answer(webhook: Webhook, *, secret: str | None = None) -> wire.WebhookAnswer:
-    return wire.WebhookAnswer(
+def _answer(webhook: Webhook, *, secret: str | None = None) -> WebhookAnswer:
+    return WebhookAnswer(
         webhook_id=webhook.webhook_id,
         url=webhook.url,
         model_id=webhook.model_id,
@@ -42,13 +50,13 @@ def verify_audit(call: Call) -> Reply:
     try:
         head = call.registry.verify_audit()
     except IntegrityError as error:
-        return Reply(body=wire.AuditState(intact=False, problem=str(error)))
-    return Reply(body=wire.AuditState(intact=True, sequence=head.sequence, hash=head.hash))
+        return Reply(body=AuditState(intact=False, problem=str(error)))
+    return Reply(body=AuditState(intact=True, sequence=head.sequence, hash=head.hash))
 
 
 def create_webhook(call: Call) -> Reply:
     """Somebody who wants to be told."""
-    body: wire.CreateWebhook = call.body
+    body: CreateWebhook = call.body
     webhook = _outbox(call).subscribe(
         body.url,
         actions=body.actions,
@@ -63,7 +71,7 @@ def create_webhook(call: Call) -> Reply:
 def list_webhooks(call: Call) -> Reply:
     """All webhooks, without their secrets."""
     items = [_answer(webhook) for webhook in _outbox(call).webhooks()]
-    return Reply(body=wire.WebhookList(items=items))
+    return Reply(body=WebhookList(items=items))
 
 
 def delete_webhook(call: Call) -> Reply:
@@ -76,7 +84,7 @@ def list_deliveries(call: Call) -> Reply:
     """How the messages for a webhook fared."""
     found = _outbox(call).deliveries(_webhook_id(call), limit=call.query.page_size)
     items = [
-        wire.DeliveryAnswer(
+        DeliveryAnswer(
             delivery_id=delivery.delivery_id,
             sequence=delivery.sequence,
             status=delivery.status,
@@ -86,7 +94,7 @@ def list_deliveries(call: Call) -> Reply:
         )
         for delivery in found
     ]
-    return Reply(body=wire.DeliveryList(items=items))
+    return Reply(body=DeliveryList(items=items))
 
 
 OPERATIONS = (
@@ -97,7 +105,7 @@ OPERATIONS = (
         scope=Scope.READ,
         summary="Recompute the audit's chain: its head, or the first row that was tampered with.",
         run=verify_audit,
-        answer=wire.AuditState,
+        answer=AuditState,
     ),
     Operation(
         name="create_webhook",
@@ -106,8 +114,8 @@ OPERATIONS = (
         scope=Scope.ADMIN,
         summary="Be told of changes, by signed requests. The secret is shown only now.",
         run=create_webhook,
-        body=wire.CreateWebhook,
-        answer=wire.WebhookAnswer,
+        body=CreateWebhook,
+        answer=WebhookAnswer,
         status=201,
     ),
     Operation(
@@ -117,7 +125,7 @@ OPERATIONS = (
         scope=Scope.ADMIN,
         summary="All webhooks, without their secrets.",
         run=list_webhooks,
-        answer=wire.WebhookList,
+        answer=WebhookList,
     ),
     Operation(
         name="delete_webhook",
@@ -136,7 +144,7 @@ OPERATIONS = (
         scope=Scope.ADMIN,
         summary="How the messages for a webhook fared, the newest first.",
         run=list_deliveries,
-        query=wire.LimitQuery,
-        answer=wire.DeliveryList,
+        query=LimitQuery,
+        answer=DeliveryList,
     ),
 )

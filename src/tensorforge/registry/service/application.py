@@ -30,7 +30,7 @@ from tensorforge.registry.service.failures import (
     json_response,
 )
 from tensorforge.registry.service.openapi import describe
-from tensorforge.registry.service.operations import require_scope
+from tensorforge.registry.service.operations import UrlTooLongError, require_scope
 from tensorforge.registry.service.state import Service
 from tensorforge.registry.service.wire import HealthAnswer
 from tensorforge.registry.tokens import Scope
@@ -139,7 +139,7 @@ class Guard:
         limits = self._service.limits
         length = len(request.scope.get("raw_path") or b"") + len(request.scope["query_string"])
         if length > limits.url_bytes:
-            raise InvalidInputError(f"the URL has {length} bytes, at most {limits.url_bytes}")
+            raise UrlTooLongError(f"the URL has {length} bytes, at most {limits.url_bytes}")
         headers = sum(len(name) + len(value) for name, value in request.scope["headers"])
         if headers > limits.header_bytes:
             raise InvalidInputError(

@@ -129,7 +129,7 @@ def rename_model(call: Call) -> Json:
 
 def update_model(call: Call) -> Json:
     """`registered-models/update`."""
-    call.registry.describe_model(call.body.name, call.body.description or "")
+    call.registry.describe_model(call.body.name, call.body.description or "", actor=call.actor)
     return _model(call, call.body.name)
 
 
@@ -152,13 +152,13 @@ def search_models(call: Call) -> Json:
 def set_model_tag(call: Call) -> Json:
     """`registered-models/set-tag`."""
     body: SetTag = call.body
-    call.registry.set_tags(body.name, put={body.key: body.value})
+    call.registry.set_tags(body.name, put={body.key: body.value}, actor=call.actor)
     return {}
 
 
 def delete_model_tag(call: Call) -> Json:
     """`registered-models/delete-tag`."""
-    call.registry.set_tags(call.body.name, drop=[call.body.key])
+    call.registry.set_tags(call.body.name, drop=[call.body.key], actor=call.actor)
     return {}
 
 
@@ -233,7 +233,7 @@ def update_version(call: Call) -> Json:
     """`model-versions/update`."""
     metadata = _find(call, call.body.name, call.body.version)
     text = call.body.description or ""
-    kept = call.registry.describe_version(call.body.name, metadata.version, text)
+    kept = call.registry.describe_version(call.body.name, metadata.version, text, actor=call.actor)
     return {"model_version": version_body(kept)}
 
 
@@ -257,7 +257,9 @@ def set_version_tag(call: Call) -> Json:
     body: VersionSetTag = call.body
     refuse_reserved(body.key)
     metadata = _find(call, body.name, body.version)
-    call.registry.set_tags(body.name, metadata.version, put={body.key: body.value})
+    call.registry.set_tags(
+        body.name, metadata.version, put={body.key: body.value}, actor=call.actor
+    )
     return {}
 
 
@@ -265,7 +267,7 @@ def delete_version_tag(call: Call) -> Json:
     """`model-versions/delete-tag`."""
     refuse_reserved(call.body.key)
     metadata = _find(call, call.body.name, call.body.version)
-    call.registry.set_tags(call.body.name, metadata.version, drop=[call.body.key])
+    call.registry.set_tags(call.body.name, metadata.version, drop=[call.body.key], actor=call.actor)
     return {}
 
 

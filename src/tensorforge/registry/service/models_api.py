@@ -4,48 +4,68 @@ from __future__ import annotations
 
 import msgspec
 
-from tensorforge.registry.service import wire
+from tensorforge.registry.service.models_wire import (
+    CreateModel,
+    HistoryPage,
+    HistoryQuery,
+    ModelAnswer,
+    ModelPage,
+    PointAlias,
+    ProductionAnswer,
+    ProductionQuery,
+    RenameModel,
+    RollBack,
+    RollbackAnswer,
+    UpdateModel,
+    audit_answer,
+    model_answer,
+    sla_of,
+)
 from tensorforge.registry.service.operations import Call, Operation, Reply
+from tensorforge.registry.service.wire import ChangeTags, SearchQuery
 from tensorforge.registry.tokens import Scope
-from tensorforge.registry.versions import require_version
+from tensorforge.registry.versions import ModelVersion, require_version
 
 _MODEL = "/api/v1/models/{model_id}"
+
+
+def _optional_version(text: str | None) -> ModelVersion | None:
+    return None if text is None else require_version(text)
 
 
 def list_models(call: Call) -> Reply:
     """A page of models."""
     page = call.registry.search_models(call.query.filter, **call.query.options())
-    items = [wire.model_answer(model) for model in page.items]
-    return Reply(body=wire.ModelPage(items=items, next_page_token=page.next_token))
+    items = [model_answer(model) for model in page.items]
+    return Reply(body=ModelPage(items=items, next_page_token=page.next_token))
 
 
 def create_model(call: Call) -> Reply:
     """A new model without versions."""
-    body: wire.CreateModel = call.body
+    body: CreateModel = call.body
     model = call.registry.create_model(
         body.model_id,
         description=body.description,
         tags=body.tags,
-        sla=None if body.sla is None else body.sla.value(),
+        sla=sla_of(body.sla),
         actor=call.actor,
         request_key=call.request_key,
     )
-    return Reply(body=wire.model_answer(model), status=201)
+    return Reply(body=model_answer(model), status=201)
 
 
 def get_model(call: Call) -> Reply:
     """One model."""
-    return Reply(body=wire.model_answer(call.registry.get_model(call.model_id)))
+    return Reply(body=model_answer(call.registry.get_model(call.model_id)))
 
 
 def update_model(call: Call) -> Reply:
     """Another description or SLA."""
-    body: wire.UpdateModel = call.body
+    body: UpdateModel = call.body
     if body.description is not None:
-        call.registry.describe_model(call.model_id, body.description)
+        call.registry.describe_model(call.model_id, body.description, actor=call.actor)
     if not isinstance(body.sla, msgspec.UnsetType):
-        sla = None if body.sla is None else body.sla.value()
-        call.registry.set_sla(call.model_id, sla, actor=call.actor)
+        call.registry.set_sla(call.model_id, sla_of(body.sla), actor=call.actor)
     return get_model(call)
 
 
@@ -58,12 +78,13 @@ def delete_model(call: Call) -> Reply:
 def rename_model(call: Call) -> Reply:
     """Another name."""
     model = call.registry.rename_model(call.model_id, call.body.model_id, actor=call.actor)
-    return Reply(body=wire.model_answer(model))
+    return Reply(body=model_answer(model))
 
 
 def tag_model(call: Call) -> Reply:
     """Set and remove tags."""
-    call.registry.set_tags(call.model_id, put=call.body.put, drop=call.body.drop)
+    change: ChangeTags = call.body
+    call.registry.set_tags(call.model_id, put=change.put, drop=change.drop, actor=call.actor)
     return get_model(call)
 
 
@@ -82,26 +103,26 @@ def drop_alias(call: Call) -> Reply:
 
 def get_production(call: Call) -> Reply:
     """What serves now, or what served at a moment."""
-    at = call.query.at
+    at = call.query.moment()
     if at is None:
         version = call.registry.get_model(call.model_id).production
     else:
         version = call.registry.production_at(call.model_id, at)
     text = None if version is None else str(version)
-    return Reply(body=wire.ProductionAnswer(model_id=call.model_id, at=at, version=text))
+    return Reply(body=ProductionAnswer(model_id=call.model_id, at=at, version=text))
 
 
 def roll_back(call: Call) -> Reply:
     """Deprecate what serves and let an earlier version serve again."""
-    body: wire.RollBack = call.body
+    body: RollBack = call.body
     done = call.registry.rollback(
         call.model_id,
-        to=None if body.to is None else require_version(body.to),
+        to=_optional_version(body.to),
         reason=body.reason,
         actor=call.actor,
     )
     return Reply(
-        body=wire.RollbackAnswer(
+        body=RollbackAnswer(
             previous=str(done.previous),
             current=str(done.current),
             reasons=list(done.reasons),
@@ -112,18 +133,16 @@ def roll_back(call: Call) -> Reply:
 
 def get_history(call: Call) -> Reply:
     """The audit of a model, the oldest row first."""
-    query: wire.HistoryQuery = call.query
+    query: HistoryQuery = call.query
     entries = call.registry.history(
         call.model_id,
-        version=None if query.version is None else require_version(query.version),
+        version=_optional_version(query.version),
         after=query.after,
         limit=query.page_size,
     )
     full = len(entries) == query.page_size
-    items = [wire.audit_answer(entry) for entry in entries]
-    return Reply(
-        body=wire.HistoryPage(items=items, next_after=items[-1].sequence if full else None)
-    )
+    items = [audit_answer(entry) for entry in entries]
+    return Reply(body=HistoryPage(items=items, next_after=items[-1].sequence if full else None))
 
 
 OPERATIONS = (
@@ -134,8 +153,8 @@ OPERATIONS = (
         scope=Scope.READ,
         summary="Models that match a filter, page by page.",
         run=list_models,
-        query=wire.SearchQuery,
-        answer=wire.ModelPage,
+        query=SearchQuery,
+        answer=ModelPage,
     ),
     Operation(
         name="create_model",
@@ -144,8 +163,8 @@ OPERATIONS = (
         scope=Scope.WRITE,
         summary="A new model without versions.",
         run=create_model,
-        body=wire.CreateModel,
-        answer=wire.ModelAnswer,
+        body=CreateModel,
+        answer=ModelAnswer,
         status=201,
         errors=(409,),
         idempotent=True,
@@ -157,7 +176,7 @@ OPERATIONS = (
         scope=Scope.READ,
         summary="What holds for all versions of a model.",
         run=get_model,
-        answer=wire.ModelAnswer,
+        answer=ModelAnswer,
         quick=True,
     ),
     Operation(
@@ -167,8 +186,8 @@ OPERATIONS = (
         scope=Scope.ADMIN,
         summary="Another description or SLA; a null SLA removes it.",
         run=update_model,
-        body=wire.UpdateModel,
-        answer=wire.ModelAnswer,
+        body=UpdateModel,
+        answer=ModelAnswer,
     ),
     Operation(
         name="delete_model",
@@ -188,8 +207,8 @@ OPERATIONS = (
         scope=Scope.ADMIN,
         summary="Give a model another name; versions and history stay with it.",
         run=rename_model,
-        body=wire.RenameModel,
-        answer=wire.ModelAnswer,
+        body=RenameModel,
+        answer=ModelAnswer,
         errors=(409,),
     ),
     Operation(
@@ -199,8 +218,8 @@ OPERATIONS = (
         scope=Scope.WRITE,
         summary="Set and remove tags of a model.",
         run=tag_model,
-        body=wire.ChangeTags,
-        answer=wire.ModelAnswer,
+        body=ChangeTags,
+        answer=ModelAnswer,
     ),
     Operation(
         name="point_alias",
@@ -209,8 +228,8 @@ OPERATIONS = (
         scope=Scope.WRITE,
         summary="Let an alias point to a version, wherever it pointed before.",
         run=point_alias,
-        body=wire.PointAlias,
-        answer=wire.ModelAnswer,
+        body=PointAlias,
+        answer=ModelAnswer,
     ),
     Operation(
         name="drop_alias",
@@ -229,8 +248,8 @@ OPERATIONS = (
         scope=Scope.READ,
         summary="The version that serves now, or that served at a moment.",
         run=get_production,
-        query=wire.ProductionQuery,
-        answer=wire.ProductionAnswer,
+        query=ProductionQuery,
+        answer=ProductionAnswer,
         quick=True,
     ),
     Operation(
@@ -240,8 +259,8 @@ OPERATIONS = (
         scope=Scope.PROMOTE,
         summary="Deprecate what serves and let the best version standing by serve, in one step.",
         run=roll_back,
-        body=wire.RollBack,
-        answer=wire.RollbackAnswer,
+        body=RollBack,
+        answer=RollbackAnswer,
         errors=(409,),
     ),
     Operation(
@@ -251,7 +270,7 @@ OPERATIONS = (
         scope=Scope.READ,
         summary="Who did what, when, why and on what evidence; also of a deleted model.",
         run=get_history,
-        query=wire.HistoryQuery,
-        answer=wire.HistoryPage,
+        query=HistoryQuery,
+        answer=HistoryPage,
     ),
 )

@@ -96,6 +96,9 @@ def _headers(operation: Operation) -> list[dict[str, Any]]:
 
 def _response(operation: Operation, status: int) -> dict[str, Any]:
     response: dict[str, Any] = {"description": phrase(status)}
+    if status == 414:
+        # The HTTP server answers by itself, without a body, where it does not even read the URL to its end.
+        return response
     if status != operation.status:
         response["content"] = _json(ErrorAnswer.__name__)
     elif operation.answer is not None:

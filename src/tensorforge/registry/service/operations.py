@@ -36,8 +36,9 @@ from tensorforge.registry.versions import ModelVersion, require_version
 from tensorforge.security import TokenRecord
 from tensorforge.typed_json import convert_typed, decode_typed
 
-ALWAYS_POSSIBLE = (400, 401, 403, 429, 503)
-"""What any operation may answer: bad input, no token, wrong scope, too many requests, no database."""
+ALWAYS_POSSIBLE = (400, 401, 403, 414, 429, 503)
+"""What any operation may answer: bad input, no token, wrong scope, too long a URL, too many requests, no
+database."""
 
 Kind = TypeVar("Kind")
 
@@ -95,6 +96,10 @@ class Call:
         if match is None:
             raise InvalidInputError(f"If-Match = {value[:60]!r}: must be an ETag of ours, or *")
         return int(match[1])
+
+
+class UrlTooLongError(InvalidInputError):
+    """The URL is longer than the server reads."""
 
 
 class PreconditionRequired(InvalidInputError):  # noqa: N818  HTTP's name for it
@@ -185,6 +190,8 @@ def status_of(error: Exception) -> int:
     match error:
         case PreconditionRequired():
             return 428
+        case UrlTooLongError():
+            return 414
         case InvalidInputError():
             return 400
         case NotFoundError():

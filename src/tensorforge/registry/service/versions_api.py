@@ -3,11 +3,37 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from typing import Any
 
 from tensorforge.registry.models import ModelMetadata
 from tensorforge.registry.ranges import parse_range
-from tensorforge.registry.service import wire
+from tensorforge.registry.search import Page
 from tensorforge.registry.service.operations import Call, Operation, Reply
+from tensorforge.registry.service.validations_wire import (
+    CanaryAnswer,
+    RecordValidation,
+    ValidationAnswer,
+    ValidationList,
+    canary_answer,
+    validation_answer,
+)
+from tensorforge.registry.service.versions_wire import (
+    CreatedVersion,
+    CreateVersion,
+    DiffAnswer,
+    DiffQuery,
+    Move,
+    ResolveQuery,
+    TransitionAnswer,
+    UpdateVersion,
+    VersionAnswer,
+    VersionPage,
+    VersionsQuery,
+    diff_answer,
+    due_answer,
+    version_answer,
+)
+from tensorforge.registry.service.wire import ChangeTags, LimitQuery, SearchQuery
 from tensorforge.registry.tokens import Scope
 from tensorforge.registry.versions import require_version
 
@@ -16,47 +42,41 @@ _VERSION = f"{_VERSIONS}/{{version}}"
 
 
 def _one(metadata: ModelMetadata) -> Reply:
-    return Reply(body=wire.version_answer(metadata), etag=metadata.revision)
+    return Reply(body=version_answer(metadata), etag=metadata.revision)
+
+
+def _some(page: Page[ModelMetadata]) -> Reply:
+    items = [version_answer(metadata) for metadata in page.items]
+    return Reply(body=VersionPage(items=items, next_page_token=page.next_token))
 
 
 def search_versions(call: Call) -> Reply:
     """A page of versions of all models."""
-    page = call.registry.search_versions(call.query.filter, **call.query.options())
-    items = [wire.version_answer(metadata) for metadata in page.items]
-    return Reply(body=wire.VersionPage(items=items, next_page_token=page.next_token))
+    return _some(call.registry.search_versions(call.query.filter, **call.query.options()))
 
 
 def list_versions(call: Call) -> Reply:
     """A page of one model's versions."""
-    page = call.registry.search_versions(
-        call.query.filter,
-        model_id=call.model_id,
-        versions=parse_range(call.query.range),
-        **call.query.options(),
-    )
-    items = [wire.version_answer(metadata) for metadata in page.items]
-    return Reply(body=wire.VersionPage(items=items, next_page_token=page.next_token))
+    place: dict[str, Any] = {"model_id": call.model_id, "versions": parse_range(call.query.range)}
+    return _some(call.registry.search_versions(call.query.filter, **place, **call.query.options()))
 
 
 def create_version(call: Call) -> Reply:
     """A new version, under the given number or the next one that is due."""
-    body: wire.CreateVersion = call.body
+    body: CreateVersion = call.body
     metadata = body.metadata(call.model_id, datetime.now(UTC))
+    how: dict[str, Any] = {
+        "tensors": body.specs(),
+        "actor": call.actor,
+        "request_key": call.request_key,
+    }
     if body.version is not None:
-        kept = call.registry.register(
-            metadata, tensors=body.specs(), actor=call.actor, request_key=call.request_key
-        )
-        answer = wire.CreatedVersion(version=wire.version_answer(kept), due=None)
+        kept, due = call.registry.register(metadata, **how), None
     else:
-        kept, due = call.registry.register_next(
-            metadata,
-            least=body.least_bump,
-            tensors=body.specs(),
-            actor=call.actor,
-            request_key=call.request_key,
-        )
-        reasons = wire.DueBumpAnswer(bump=due.bump, reasons=list(due.reasons))
-        answer = wire.CreatedVersion(version=wire.version_answer(kept), due=reasons)
+        kept, due = call.registry.register_next(metadata, least=body.least_bump, **how)
+    answer = CreatedVersion(
+        version=version_answer(kept), due=None if due is None else due_answer(due)
+    )
     return Reply(body=answer, status=201, etag=kept.revision)
 
 
@@ -72,7 +92,8 @@ def resolve_version(call: Call) -> Reply:
 
 def update_version(call: Call) -> Reply:
     """Another description."""
-    return _one(call.registry.describe_version(call.model_id, call.version, call.body.description))
+    text = call.body.description
+    return _one(call.registry.describe_version(call.model_id, call.version, text, actor=call.actor))
 
 
 def delete_version(call: Call) -> Reply:
@@ -83,13 +104,16 @@ def delete_version(call: Call) -> Reply:
 
 def tag_version(call: Call) -> Reply:
     """Set and remove tags."""
-    call.registry.set_tags(call.model_id, call.version, put=call.body.put, drop=call.body.drop)
+    change: ChangeTags = call.body
+    call.registry.set_tags(
+        call.model_id, call.version, put=change.put, drop=change.drop, actor=call.actor
+    )
     return get_version(call)
 
 
 def move_version(call: Call) -> Reply:
     """Move a version along the lifecycle."""
-    body: wire.Move = call.body
+    body: Move = call.body
     done = call.registry.transition_state(
         call.model_id,
         call.version,
@@ -100,39 +124,39 @@ def move_version(call: Call) -> Reply:
         expected_revision=call.expected_revision(),
         retire_previous=body.retire_previous,
     )
-    answer = wire.TransitionAnswer(
+    answer = TransitionAnswer(
         previous=done.previous,
         audit_sequence=done.audit_sequence,
-        version=wire.version_answer(done.metadata),
+        version=version_answer(done.metadata),
     )
     return Reply(body=answer, etag=done.metadata.revision)
 
 
 def record_validation(call: Call) -> Reply:
     """Keep what a validation measured."""
-    body: wire.RecordValidation = call.body
+    body: RecordValidation = call.body
     result = body.result(call.model_id, call.path["version"])
     record = call.registry.record_validation(result, actor=call.actor)
-    return Reply(body=wire.validation_answer(record), status=201)
+    return Reply(body=validation_answer(record), status=201)
 
 
 def list_validations(call: Call) -> Reply:
     """What was measured, the newest first."""
     records = call.registry.validations(call.model_id, call.version, limit=call.query.page_size)
-    items = [wire.validation_answer(record) for record in records]
-    return Reply(body=wire.ValidationList(items=items))
+    items = [validation_answer(record) for record in records]
+    return Reply(body=ValidationList(items=items))
 
 
 def judge_canary(call: Call) -> Reply:
     """What the newest validation allows to say of a canary."""
     decision = call.registry.canary_decision(call.model_id, call.version)
-    return Reply(body=wire.canary_answer(decision))
+    return Reply(body=canary_answer(decision))
 
 
 def compare_versions(call: Call) -> Reply:
     """What changed between two versions."""
     before, after = require_version(call.query.before), require_version(call.query.after)
-    return Reply(body=wire.diff_answer(call.registry.diff(call.model_id, before, after)))
+    return Reply(body=diff_answer(call.registry.diff(call.model_id, before, after)))
 
 
 OPERATIONS = (
@@ -143,8 +167,8 @@ OPERATIONS = (
         scope=Scope.READ,
         summary="Versions of all models that match a filter, the newest first, page by page.",
         run=search_versions,
-        query=wire.SearchQuery,
-        answer=wire.VersionPage,
+        query=SearchQuery,
+        answer=VersionPage,
     ),
     Operation(
         name="list_versions",
@@ -153,8 +177,8 @@ OPERATIONS = (
         scope=Scope.READ,
         summary="Versions of one model within a range that match a filter.",
         run=list_versions,
-        query=wire.VersionsQuery,
-        answer=wire.VersionPage,
+        query=VersionsQuery,
+        answer=VersionPage,
     ),
     Operation(
         name="create_version",
@@ -163,8 +187,8 @@ OPERATIONS = (
         scope=Scope.WRITE,
         summary="A new version. Its source is kept as text and never opened.",
         run=create_version,
-        body=wire.CreateVersion,
-        answer=wire.CreatedVersion,
+        body=CreateVersion,
+        answer=CreatedVersion,
         status=201,
         errors=(409,),
         idempotent=True,
@@ -177,7 +201,7 @@ OPERATIONS = (
         scope=Scope.READ,
         summary="One version; its ETag is what a move must send as If-Match.",
         run=get_version,
-        answer=wire.VersionAnswer,
+        answer=VersionAnswer,
         etag=True,
         quick=True,
     ),
@@ -188,8 +212,8 @@ OPERATIONS = (
         scope=Scope.WRITE,
         summary="Another description.",
         run=update_version,
-        body=wire.UpdateVersion,
-        answer=wire.VersionAnswer,
+        body=UpdateVersion,
+        answer=VersionAnswer,
         etag=True,
     ),
     Operation(
@@ -210,8 +234,8 @@ OPERATIONS = (
         scope=Scope.WRITE,
         summary="Set and remove tags of a version.",
         run=tag_version,
-        body=wire.ChangeTags,
-        answer=wire.VersionAnswer,
+        body=ChangeTags,
+        answer=VersionAnswer,
         etag=True,
     ),
     Operation(
@@ -221,8 +245,8 @@ OPERATIONS = (
         scope=Scope.PROMOTE,
         summary="Move a version along the lifecycle, if nobody moved it meanwhile.",
         run=move_version,
-        body=wire.Move,
-        answer=wire.TransitionAnswer,
+        body=Move,
+        answer=TransitionAnswer,
         errors=(409,),
         if_match=True,
         etag=True,
@@ -234,8 +258,8 @@ OPERATIONS = (
         scope=Scope.WRITE,
         summary="Keep what a validation measured, as evidence for the state the version is in.",
         run=record_validation,
-        body=wire.RecordValidation,
-        answer=wire.ValidationAnswer,
+        body=RecordValidation,
+        answer=ValidationAnswer,
         status=201,
     ),
     Operation(
@@ -245,8 +269,8 @@ OPERATIONS = (
         scope=Scope.READ,
         summary="The validations of a version, the newest first.",
         run=list_validations,
-        query=wire.LimitQuery,
-        answer=wire.ValidationList,
+        query=LimitQuery,
+        answer=ValidationList,
     ),
     Operation(
         name="judge_canary",
@@ -255,7 +279,7 @@ OPERATIONS = (
         scope=Scope.READ,
         summary="Pass, fail or inconclusive, with reasons, against the SLA and what serves now.",
         run=judge_canary,
-        answer=wire.CanaryAnswer,
+        answer=CanaryAnswer,
     ),
     Operation(
         name="resolve_version",
@@ -264,8 +288,8 @@ OPERATIONS = (
         scope=Scope.READ,
         summary="The version that ^1.2, latest, a state or an alias means.",
         run=resolve_version,
-        query=wire.ResolveQuery,
-        answer=wire.VersionAnswer,
+        query=ResolveQuery,
+        answer=VersionAnswer,
         etag=True,
         quick=True,
     ),
@@ -276,7 +300,7 @@ OPERATIONS = (
         scope=Scope.READ,
         summary="What changed between two versions, and which bump the change calls for.",
         run=compare_versions,
-        query=wire.DiffQuery,
-        answer=wire.DiffAnswer,
+        query=DiffQuery,
+        answer=DiffAnswer,
     ),
 )

@@ -295,7 +295,9 @@ def test_a_body_in_another_format_is_refused(client):
 
 
 def test_a_huge_url_or_header_is_refused(client):
-    assert client.get("/api/v1/versions", params={"filter": "x" * 9000}).status_code == 400
+    answer = client.get("/api/v1/versions", params={"filter": "x" * 9000})
+    assert answer.status_code == 414
+    assert "at most 8000" in answer.json()["message"]
     assert client.get(BASE, headers={"X-Big": "x" * 20_000}).status_code == 400
 
 
@@ -413,3 +415,11 @@ def test_a_failure_that_nobody_expected_tells_nothing_inside(client, monkeypatch
     answer = client.get(f"{BASE}/ranker")
     assert answer.status_code == 500
     assert "secret" not in answer.text
+
+
+@pytest.mark.parametrize("at", ["0", "1e9", "2026-01-01", "2026-01-01T00:00:00", "yesterday"])
+def test_a_moment_is_written_as_iso_8601_with_a_time_zone(client, at):
+    create(client, "1.0.0")
+    answer = client.get(f"{BASE}/ranker/production", params={"at": at})
+    assert answer.status_code == 400
+    assert "at = " in answer.json()["message"]

@@ -1,0 +1,98 @@
+"""Validations and verdicts on the wire."""
+
+from __future__ import annotations
+
+import math
+from datetime import datetime
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from tensorforge.registry.lifecycle import DeploymentState
+from tensorforge.registry.models import ValidationRecord, ValidationResult
+from tensorforge.registry.selection import CanaryDecision
+from tensorforge.registry.service.wire import Answer, Request, Text, Whole
+from tensorforge.registry.versions import require_version
+
+Latency = Annotated[float, Meta(ge=0)]
+
+
+class RecordValidation(Request):
+    """What a validation measured."""
+
+    passed: bool
+    latency_p50_ms: Latency
+    latency_p99_ms: Latency
+    accuracy_score: float
+    errors: Annotated[list[Text], Meta(max_length=100)] = msgspec.field(default_factory=list)
+    samples: Whole | None = None
+
+    def result(self, model_id: str, version: str) -> ValidationResult:
+        """The validation that this describes."""
+        return ValidationResult(
+            model_id=model_id,
+            version=require_version(version),
+            passed=self.passed,
+            latency_p50_ms=self.latency_p50_ms,
+            latency_p99_ms=self.latency_p99_ms,
+            accuracy_score=self.accuracy_score,
+            errors=tuple(self.errors),
+            samples=self.samples,
+        )
+
+
+class ValidationAnswer(Answer):
+    """A validation. A figure that was not measured, or is not finite, is null."""
+
+    record_id: int
+    passed: bool
+    latency_p50_ms: float | None
+    latency_p99_ms: float | None
+    accuracy_score: float | None
+    errors: list[str]
+    samples: int | None
+    state: DeploymentState
+    revision: int
+    recorded_at: datetime
+    recorded_by: str
+
+
+class ValidationList(Answer):
+    """Some validations."""
+
+    items: list[ValidationAnswer]
+
+
+class CanaryAnswer(Answer):
+    """A verdict with its reasons."""
+
+    verdict: str
+    reasons: list[str]
+
+
+def validation_answer(record: ValidationRecord) -> ValidationAnswer:
+    """A validation as the wire shows it."""
+    result = record.result
+    return ValidationAnswer(
+        record_id=record.record_id,
+        passed=result.passed,
+        latency_p50_ms=_finite(result.latency_p50_ms),
+        latency_p99_ms=_finite(result.latency_p99_ms),
+        accuracy_score=_finite(result.accuracy_score),
+        errors=list(result.errors),
+        samples=result.samples,
+        state=record.state,
+        revision=record.revision,
+        recorded_at=record.recorded_at,
+        recorded_by=record.recorded_by,
+    )
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+def canary_answer(decision: CanaryDecision) -> CanaryAnswer:
+    """A verdict as the wire shows it."""
+    return CanaryAnswer(verdict=decision.verdict.value, reasons=list(decision.reasons))
