@@ -1,8 +1,8 @@
 """The model registry: semantic versions, a lifecycle with evidence, and an audit that shows tampering.
 
 versions, ranges, lifecycle, models, shapes, selection, evidence, filters    pure
-schema, rows, search, audit, changes                                         on the database: reading, recording
-registering, measurements, moves, labels, descriptions, removing             on the database: one kind of change each
+schema, rows, search, audit, changes                                  on the database, shared by all
+registering, measurements, moves, labels, descriptions, removing      on the database, one kind of change each
 reading, registry                                                            what others call
 """
 
