@@ -132,13 +132,20 @@ def test_one_signal_stops_the_whole_run_after_the_same_step(cluster):
         assert set(running.exit_codes().values()) == {0}
 
 
-def linear_work(total):
-    run = make_run("mlp", strategy=AdaptationStrategy.LINEAR, base_workers=2, batch_size=24)
+def growing_work(total, strategy):
+    run = make_run(
+        "mlp",
+        strategy=AdaptationStrategy(strategy),
+        base_workers=2,
+        batch_size=24,
+        clip_grad_norm=None,
+    )
     train(run, total)
 
 
-def test_with_linear_scaling_batch_and_rate_follow_the_workers_and_samples_come_once(cluster):
-    with cluster(main=linear_work, arguments=(40,), workers=2) as running:
+@pytest.mark.parametrize("strategy", [AdaptationStrategy.LINEAR, AdaptationStrategy.SQUARE_ROOT])
+def test_batch_and_rate_follow_the_workers_and_samples_come_once(cluster, alone, strategy):
+    with cluster(main=growing_work, arguments=(40, strategy.value), workers=2) as running:
         start(running, "a", "b")
         running.wait_for_step(5)
         running.kill("b")
@@ -146,15 +153,32 @@ def test_with_linear_scaling_batch_and_rate_follow_the_workers_and_samples_come_
         start(running, "c")
         running.wait_for_end()
         commits = [e for e in running.events() if e["kind"] == "commit"]
-        sizes = {e["workers"] for e in commits}
-        assert {1, 2} <= sizes
+        assert {1, 2} <= {e["workers"] for e in commits}
         for event in commits:
             assert event["samples"] <= 12 * event["workers"]
         assert max(e["samples"] for e in commits if e["workers"] == 2) == 24
-        rates = {(e["step"], e["workers"], e["learning_rate"]) for e in commits}
-        by_step = {step: (workers, rate) for step, workers, rate in rates}
-        assert len(by_step) == len({(step, rate) for step, _, rate in rates})
+        on_two = {e["step"]: e["learning_rate"] for e in commits if e["workers"] == 2}
+        on_one = {e["step"]: e["learning_rate"] for e in commits if e["workers"] == 1}
+        assert not on_one.keys() & on_two.keys(), "one rate and one size on all members"
+        factor = 0.5 if strategy is AdaptationStrategy.LINEAR else 0.5**0.5
+        schedule = base_rates(40)
+        for step, rate in on_two.items():
+            assert rate == pytest.approx(schedule[step])
+        for step, rate in on_one.items():
+            assert rate == pytest.approx(schedule[step] * factor)
         assert all("none twice, none missing" in f["proof"] for f in running.finals().values())
+
+
+def base_rates(steps):
+    """What the scheduler alone would have each step use."""
+    optimizer = torch.optim.AdamW([torch.zeros(1, requires_grad=True)], lr=3e-3)
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    rates = []
+    for _ in range(steps):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    return rates
 
 
 def quiet_work(kind, total):

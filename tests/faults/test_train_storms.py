@@ -13,7 +13,9 @@ CASES = [("mlp", "sgd"), ("transformer", "adamw"), ("convnet", "sgd"), ("transfo
 def survive(cluster, alone, seed):
     kind, optimizer = CASES[seed % len(CASES)]
     digest, losses = alone(kind, optimizer, TOTAL)
-    with cluster(kind, optimizer, TOTAL, workers=4, name=seed) as running:
+    # Every other storm hits workers that send while they compute, in many small buckets.
+    settings = {"bucket_bytes": 600} if seed // 4 % 2 else {}
+    with cluster(kind, optimizer, TOTAL, workers=4, name=seed, settings=settings) as running:
         storm = Storm(running)
         storm.start(3)
         storm.rage(draw_storm(seed, TOTAL, 4), timeout=60)

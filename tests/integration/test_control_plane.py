@@ -12,8 +12,10 @@ from tensorforge.elastic import (
     ElasticTrainingConfig,
     ElasticWorker,
     WorkerId,
+    journal,
 )
 from tensorforge.errors import ConflictError, TrainingAbortedError, UnavailableError
+from tensorforge.storage.database import Database
 from tensorforge.testing.loop import TrainingLoop
 
 CONFIG = ElasticTrainingConfig(
@@ -125,6 +127,17 @@ def test_the_coordinator_can_be_replaced_while_workers_train(tmp_path):
             until(lambda: second.status().state.step > step + 5)
             assert all(len(loop.formations) == 1 for loop in team.loops.values())
             assert second.status().generation == 1
+
+
+def test_a_serving_coordinator_keeps_its_journal_short(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "COMPACT_AFTER", 5)
+    with Database(tmp_path / "meta.db") as database:
+        with ElasticCoordinator(CONFIG, database=database) as coordinator:
+            for workers in range(1, 41):
+                coordinator.scale(workers)
+        assert len(journal.Journal(database).entries()) <= 6
+        with ElasticCoordinator(CONFIG, database=database) as successor:
+            assert successor.status().desired_workers == 40
 
 
 def test_the_end_of_the_run_reaches_everybody():

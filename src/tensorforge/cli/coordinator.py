@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import logging
 import signal
@@ -128,6 +129,7 @@ def coordinator(
     def stop(_signal: int, _frame: FrameType | None) -> None:
         asked_to_stop.set()
 
+    gc.freeze()  # what was imported stays: no full collection need look at it while workers wait
     with leader:
         signal.signal(signal.SIGTERM, stop)
         signal.signal(signal.SIGINT, stop)

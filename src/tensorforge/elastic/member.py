@@ -336,11 +336,16 @@ class ClusterMember:
 
         Call it when training has stopped here: the coordinator is told that, too.
         """
-        with self._changed:
+
+        def is_over() -> bool:
+            # Said for each generation that follows, since an answer to an older one is ignored.
             announced = self._state.announced
             if announced is not None and self.worker_id not in announced:
                 self.ready(announced.epoch, committed_step=self._state.committed_step)
-            return self._changed.wait_for(lambda: self._state.is_over, timeout)
+            return self._state.is_over
+
+        with self._changed:
+            return self._changed.wait_for(is_over, timeout)
 
     def finish(self, reason: str = "") -> None:
         """Tell that training is complete here."""

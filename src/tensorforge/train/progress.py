@@ -72,6 +72,8 @@ class TrainingState:
         self.evaluated_step = -1
         self.epochs_proven = 0
         self.gradient_norm: float | None = None
+        self.applied_rate = 0.0
+        """The first group's learning rate in the last step that was committed here."""
         self._scheduler = scheduler
         self._stateful = dict(stateful or {})
         self._before_update = before_update
@@ -110,6 +112,7 @@ class TrainingState:
 
     def commit(self, prepared: Prepared) -> None:
         """Make a prepared step part of the state: weights, rates, buffers and ledger together."""
+        self.applied_rate = self.learning_rate(prepared.workers)
         prepared.gradients.install(prepared.total, prepared.present)
         if self.config.clip_grad_norm is not None:
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_grad_norm)

@@ -371,7 +371,7 @@ class Run:
             generation=self._session.generation,
             epoch=epoch,
             step=step.step,
-            learning_rate=self.state.learning_rate(step.workers),
+            learning_rate=self.state.applied_rate,
             samples=samples,
             global_batch_size=samples,
             metrics=step.metrics,
