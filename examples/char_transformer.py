@@ -74,9 +74,9 @@ class CharacterTransformer(nn.Module):
         return self.head(self.blocks(self.letters(x) + places))
 
 
-def make_run(steps: int, checkpoints: Path | None = None) -> Run:
+def make_run(steps: int, checkpoints: Path | None = None, seed: int = 1) -> Run:
     torch.set_num_threads(1)
-    torch.manual_seed(1)
+    torch.manual_seed(seed)
     dataset = Characters(TEXT.read_text())
     model = CharacterTransformer(len(dataset.letters))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
@@ -93,15 +93,15 @@ def make_run(steps: int, checkpoints: Path | None = None) -> Run:
         model,
         optimizer,
         dataset,
-        RunConfig(batch_size=48, shards=12, seed=1, clip_grad_norm=1.0),
+        RunConfig(batch_size=48, shards=12, seed=seed, clip_grad_norm=1.0),
         scheduler=scheduler,
         evaluation=Evaluation(held_out, Characters(TEXT.read_text(), stride=97), every=steps),
         checkpoints=plan,
     )
 
 
-def train(steps: int, checkpoints: Path | None = None) -> Run:
-    with make_run(steps, checkpoints) as run:
+def train(steps: int, checkpoints: Path | None = None, seed: int = 1) -> Run:
+    with make_run(steps, checkpoints, seed) as run:
         for step in run.steps(total=steps):
             for x, y in step.batches():
                 logits = run.model(x)
@@ -115,8 +115,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--checkpoints", type=Path, help="save here and go on from here")
+    parser.add_argument("--seed", type=int, default=1)
     arguments = parser.parse_args()
-    run = train(arguments.steps, arguments.checkpoints)
+    run = train(arguments.steps, arguments.checkpoints, arguments.seed)
     print(f"{run.outcome}: digest {run.digest()}; {run.state.require_exactly_once()}")
 
 

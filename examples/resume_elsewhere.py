@@ -1,51 +1,65 @@
-"""Stop a run in the middle of an epoch and go on at another size: the weights come out the same.
+"""Interrupt a run in the middle of an epoch and go on at another size: the weights come out the same.
 
 python examples/resume_elsewhere.py
 
-Runs the character transformer three ways: straight through in one process; a first part on three workers,
-stopped; and the rest on two workers, from the checkpoint. Then compares.
+Runs the character transformer three ways: straight through in one process; on three workers, interrupted
+as by Ctrl-C; and the rest on two workers, from the checkpoint. Then compares.
 """
 
+import json
+import os
+import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-import char_transformer
-from tensorforge.testing.cluster import LocalCluster
+from tensorforge.train.runlog import read_run_logs
 
-FIRST, TOTAL = 25, 50
-
-
-def work(until: int, checkpoints: Path) -> None:
-    """Train up to a step; the schedule is that of the whole."""
-    with char_transformer.make_run(TOTAL, checkpoints) as run:
-        for step in run.steps(total=until):
-            for x, y in step.batches():
-                logits = run.model(x)
-                step.backward(char_transformer.F.cross_entropy(logits.flatten(0, 1), y.flatten()))
-            step.commit()
+SCRIPT = Path(__file__).with_name("char_transformer.py")
+INTERRUPT_AT, TOTAL = 25, 60
 
 
-def part(folder: Path, until: int, workers: int) -> set[str]:
-    """Train on so many workers; the digests that they end with."""
-    arguments = (until, folder / "checkpoints")
-    name = folder / f"{workers}-workers"
-    with LocalCluster(work, arguments, name, desired_workers=workers) as cluster:
-        for number in range(workers):
-            cluster.start_worker(f"worker{number}")
-        cluster.wait_for_end(timeout=120)
-        steps = sorted({e["step"] for e in cluster.events() if e["kind"] == "commit"})
-        print(f"{workers} workers: steps {steps[0]} to {steps[-1]}", flush=True)
-        return {final["digest"] for final in cluster.finals().values()}
+def launch(folder: Path, checkpoints: Path, workers: int, stop_at: int | None = None) -> None:
+    """`tensorforge run` on so many workers, interrupted after a step if one is named."""
+    command = [sys.executable, "-m", "tensorforge", "run", "--json", "--workers", str(workers)]
+    words = [str(SCRIPT), "--steps", str(TOTAL), "--checkpoints", str(checkpoints)]
+    with subprocess.Popen(
+        [*command, "--min-workers", str(workers), "--run-dir", str(folder), *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as process:
+        for line in process.stdout or ():
+            event = json.loads(line)
+            if event["event"] == "step_committed" and event["step"] == stop_at:
+                process.send_signal(signal.SIGINT)
+    steps = [event["step"] for event in read_run_logs(folder) if event["kind"] == "commit"]
+    code = process.returncode
+    print(f"{workers} workers: steps {min(steps)} to {max(steps)}, exit code {code}", flush=True)
+
+
+def digests(folder: Path) -> set[str]:
+    """What the workers that finished have in their memory, as a digest."""
+    return {event["digest"] for event in read_run_logs(folder) if event["kind"] == "final"}
 
 
 def main() -> int:
-    with tempfile.TemporaryDirectory() as folder:
-        part(Path(folder), FIRST, 3)
-        resumed = part(Path(folder), TOTAL, 2)
-    straight = char_transformer.train(TOTAL).digest()
-    print(f"straight through: {straight}\nstopped and resumed: {', '.join(resumed)}")
-    return 0 if resumed == {straight} else 1
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        launch(folder / "first", folder / "checkpoints", 3, stop_at=INTERRUPT_AT)
+        launch(folder / "second", folder / "checkpoints", 2)
+        resumed = digests(folder / "second")
+        straight = folder / "straight"
+        subprocess.run(
+            [sys.executable, str(SCRIPT), "--steps", str(TOTAL)],
+            env={**os.environ, "TENSORFORGE_RUN_DIR": str(straight)},
+            stdout=subprocess.DEVNULL,
+            check=True,
+        )
+        expected = digests(straight)
+    print(f"straight through:    {', '.join(expected)}\nstopped and resumed: {', '.join(resumed)}")
+    return 0 if resumed == expected else 1
 
 
 if __name__ == "__main__":

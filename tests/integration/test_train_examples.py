@@ -9,15 +9,19 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def run(*words, timeout=110):
-    done = subprocess.run(
+def start(*words, folder=EXAMPLES, timeout=110):
+    return subprocess.run(
         [sys.executable, *words],
-        cwd=EXAMPLES,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=timeout,
         check=False,
     )
+
+
+def run(*words, **options):
+    done = start(*words, **options)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -36,13 +40,24 @@ def test_a_run_resumed_elsewhere_ends_with_the_same_bits():
 
 @pytest.mark.soak
 @pytest.mark.may_leak("files", "torch leaves a folder for compiled kernels")
+def test_the_convnet_grows_with_its_workers_and_takes_each_sample_once(tmp_path):
+    command = ["-m", "tensorforge", "run", "-n", "2", "--min-workers", "2", "--plain"]
+    told = run(*command, str(EXAMPLES / "convnet_linear.py"), folder=tmp_path, timeout=300)
+    assert "48 samples" in told
+    assert "none twice, none missing" in told or "epochs complete" in told
+
+
+@pytest.mark.soak
+@pytest.mark.may_leak("files", "torch leaves a folder for compiled kernels")
 def test_the_demo_proves_its_claims(tmp_path):
-    done = subprocess.run(
-        [sys.executable, EXAMPLES / "demo.py"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    told = run(EXAMPLES / "demo.py", folder=tmp_path, timeout=600)
+    assert "All claims hold" in told
     assert (tmp_path / "demo-output" / "demo.html").exists()
+
+
+@pytest.mark.soak
+@pytest.mark.may_leak("files", "torch leaves a folder for compiled kernels")
+def test_the_demo_fails_if_its_proof_does(tmp_path):
+    done = start(EXAMPLES / "demo.py", "--sabotage", folder=tmp_path, timeout=600)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert "FAILED the weights are the undisturbed run's" in done.stdout

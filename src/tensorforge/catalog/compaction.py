@@ -113,9 +113,16 @@ class _WholeChunks:
     def __init__(self, writer: BlobWriter, source: StoredChunks) -> None:
         self._writer = writer
         self._source = source
+        self._taken: dict[TensorMetadata, TensorMetadata] = {}
         self.size = 0
 
     def take(self, name: str, tensor: TensorMetadata) -> TensorMetadata:
+        """Where the tensor lies now; one that is tied to another is not written again."""
+        if tensor not in self._taken:
+            self._taken[tensor] = self._write(name, tensor)
+        return self._taken[tensor]
+
+    def _write(self, name: str, tensor: TensorMetadata) -> TensorMetadata:
         chunks = tuple(self._chunk(name, tensor, chunk) for chunk in tensor.chunks)
         return msgspec.structs.replace(tensor, chunks=chunks)
 

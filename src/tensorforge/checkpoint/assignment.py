@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import count
 
 import msgspec
@@ -114,3 +114,18 @@ def owners(holdings: Sequence[Sequence[Holding]], ranks: int) -> dict[str, int]:
         chosen[name] = rank
         load[rank] += sizes[name]
     return chosen
+
+
+def agreed_ties(
+    holdings: Sequence[Sequence[Holding]], ties: Sequence[Mapping[str, str]]
+) -> dict[str, str]:
+    """The tensors that are only another name of one: on every rank that holds some of them.
+
+    `ties` has, for each rank, name → first name. A rank that holds nothing of a tensor cannot tell.
+    """
+    found: dict[str, str | None] = {}
+    for held, tied in zip(holdings, ties, strict=True):
+        for name in {holding.name for holding in held if holding.nbytes}:
+            first = tied.get(name)
+            found[name] = first if found.get(name, first) == first else None
+    return {name: first for name, first in found.items() if first is not None}

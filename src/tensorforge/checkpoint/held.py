@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 
@@ -17,13 +17,14 @@ from tensorforge.errors import InvalidInputError
 class HeldMemory:
     """Finds the bytes of pieces of tensors. `incomplete` are those that need parts from other ranks."""
 
-    def __init__(self, captured: Captured) -> None:
+    def __init__(self, captured: Captured, ties: Mapping[str, str]) -> None:
         self._captured = captured
+        self._ties = ties
         self.incomplete: dict[str, torch.Tensor] = {}
 
     def image(self, file: FileAssignment, *, headless: bool = False) -> FileImage:
         """A file whose pieces all lie here."""
-        plan = plan_file(file.key, file.pieces, headless=headless)
+        plan = plan_file(file.key, file.pieces, headless=headless, ties=self._ties)
         return FileImage(plan, _remembering([self._local(segment) for segment in plan.segments]))
 
     def assembled(
@@ -33,7 +34,7 @@ class HeldMemory:
 
         With `copied` the other tensors are copied too, so that the originals may change.
         """
-        plan = plan_file(file.key, file.pieces)
+        plan = plan_file(file.key, file.pieces, ties=self._ties)
         sources: list[Callable[[], Bytes]] = []
         for segment in plan.segments:
             if segment.name in scattered:

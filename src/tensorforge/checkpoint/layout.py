@@ -68,13 +68,20 @@ class FilePlan:
         return self.segments[-1].stop if self.segments else len(self.header)
 
 
-def plan_file(key: str, pieces: Sequence[Holding], *, headless: bool = False) -> FilePlan:
+def plan_file(
+    key: str,
+    pieces: Sequence[Holding],
+    *,
+    headless: bool = False,
+    ties: Mapping[str, str] | None = None,
+) -> FilePlan:
     """Lay pieces out in one safetensors file, the widest elements first so that all are aligned.
 
-    A `headless` file is only the pieces' bytes.
+    A `headless` file is only the pieces' bytes. `ties` are other names of tensors, name → name in the
+    file; the header mentions those of whole tensors in the way that safetensors does.
     """
     ordered = sorted(pieces, key=lambda p: (-ITEM_SIZES[p.dtype], p.name, p.box))
-    header = b"" if headless else _header(ordered)
+    header = b"" if headless else _header(ordered, ties or {})
     segments, start = [], len(header)
     for piece in ordered:
         segment = Segment(piece.name, piece.dtype, piece.shape, piece.box, start)
@@ -83,8 +90,14 @@ def plan_file(key: str, pieces: Sequence[Holding], *, headless: bool = False) ->
     return FilePlan(key, header, tuple(segments))
 
 
-def _header(pieces: Sequence[Holding]) -> bytes:
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+def _header(pieces: Sequence[Holding], ties: Mapping[str, str]) -> bytes:
+    whole = {piece.name for piece in pieces if piece.extent == piece.shape}
+    tied = {
+        name.removeprefix(MODEL): first.removeprefix(MODEL)
+        for name, first in sorted(ties.items())
+        if first in whole
+    }
+    entries: dict[str, object] = {"__metadata__": {**tied, "format": "pt"}}
     position = 0
     for piece in pieces:
         name = name_in_file(piece.name, piece.shape, piece.box)

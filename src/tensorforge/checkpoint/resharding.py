@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -62,7 +63,20 @@ def plan_reads(tensors: Mapping[str, TensorMetadata], targets: Iterable[Target])
         read for name, group in wanted.items() for read in _needed(name, tensors[name], group)
     ]
     needed.sort(key=lambda read: (read.chunk.data.file, read.chunk.data.start))
-    return coalesce(needed)
+    return coalesce(_united(needed))
+
+
+def _united(needed: list[ChunkRead]) -> list[ChunkRead]:
+    """Tied tensors have the same chunks under several names: read them once, for all of them."""
+    united: list[ChunkRead] = []
+    for read in needed:
+        last = united[-1] if united else None
+        if last and last.chunk == read.chunk and last.tensor.dtype == read.tensor.dtype:
+            both = (*last.deliveries, *read.deliveries)
+            united[-1] = dataclasses.replace(last, deliveries=both)
+        else:
+            united.append(read)
+    return united
 
 
 def _needed(name: str, tensor: TensorMetadata, targets: list[Target]) -> Iterable[ChunkRead]:

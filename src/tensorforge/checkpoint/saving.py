@@ -22,7 +22,7 @@ import msgspec
 
 from tensorforge.checkpoint import shelf
 from tensorforge.checkpoint.agreement import Failure, Round, SilentRankError, failure_of
-from tensorforge.checkpoint.assignment import Holding
+from tensorforge.checkpoint.assignment import Holding, agreed_ties
 from tensorforge.checkpoint.boxes import Box
 from tensorforge.checkpoint.chunks import StoredChunks
 from tensorforge.checkpoint.codecs import encoder_for
@@ -59,17 +59,19 @@ _SAVE_FAILED = CheckpointErrorType.SAVE_FAILED
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What a rank holds: the boxes of tensors, and everything else as trees."""
+    """What a rank holds: the boxes of tensors, which of them are one memory, everything else as trees."""
 
     holdings: list[Holding]
     trees: dict[str, Any]
+    ties: dict[str, str]
 
 
 class SavePlan(msgspec.Struct, frozen=True):
-    """What rank 0 decided: the claim and each rank's files."""
+    """What rank 0 decided: the claim, each rank's files, and which tensors are other names of ones in them."""
 
     intent: shelf.Intent
     plans: list[RankPlan]
+    ties: dict[str, str]
 
 
 class Parts(msgspec.Struct, frozen=True):
@@ -93,6 +95,7 @@ class Ticket:
     plans: list[RankPlan]
     captured: Captured
     options: SaveOptions
+    ties: dict[str, str]
     state: dict[str, Any] = field(default_factory=dict)
     images: list[FileImage] = field(default_factory=list)
     late: list[FileImage] = field(default_factory=list)
@@ -103,7 +106,7 @@ class Ticket:
     scattered: frozenset[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.memory = HeldMemory(self.captured)
+        self.memory = HeldMemory(self.captured, self.ties)
         parts = (plan.part for plan in self.plans if plan.part is not None)
         self.scattered = frozenset(piece.name for part in parts for piece in part.pieces)
 
@@ -132,7 +135,7 @@ class Saver:
         mine: Description | Failure
         try:
             captured = capture()
-            mine = Description(captured.holdings(), captured.trees)
+            mine = Description(captured.holdings(), captured.trees, captured.ties)
         except Exception as error:  # noqa: BLE001  reported to the others, raised on every rank
             mine = failure_of(error, _SAVE_FAILED)
         state: dict[str, Any] = {}
@@ -142,20 +145,22 @@ class Saver:
             return self._decide(reports, options, guard)
 
         decision = self._round(Description, SavePlan).agree(mine, decide, guard)
-        return Ticket(decision.intent, decision.plans, captured, options, state)
+        return Ticket(decision.intent, decision.plans, captured, options, decision.ties, state)
 
     def _decide(self, reports: list[Description], options: SaveOptions, guard: Guard) -> SavePlan:
         prefix = options.checkpoint_prefix or _prefix_from_time()
+        everything = [report.holdings for report in reports]
+        ties = agreed_ties(everything, [report.ties for report in reports])
         plans = plan_files(
             options.format,
             prefix,
-            [report.holdings for report in reports],
+            [[holding for holding in held if holding.name not in ties] for held in everything],
             compressed=options.compression_level is not CompressionLevel.NONE
             or options.increment is not None,
         )
         shelf.sweep(self._store)
         intent = shelf.announce(self._store, prefix, len(reports), guard.timeout)
-        return SavePlan(intent, plans)
+        return SavePlan(intent, plans, ties)
 
     def _round(self, report: type[Any], decision: type[Any]) -> Round[Any, Any]:
         return Round(self._coordinator, report, decision, _SAVE_FAILED)
@@ -282,7 +287,9 @@ class Saver:
         files, tensors = merge_shards(shards)
         if ticket.options.format is CheckpointFormat.CONSOLIDATED:
             files = (*files, *self._write_index(ticket, tensors))
-        manifest = self._manifest(ticket, files, tensors)
+        # A tied tensor is written once; under each of its names the manifest points to the same bytes.
+        tensors |= {name: tensors[first] for name, first in ticket.ties.items()}
+        manifest = self._manifest(ticket, files, dict(sorted(tensors.items())))
         check_manifest(manifest)
         for plan in ticket.plans:
             if plan.part is not None:

@@ -24,11 +24,16 @@ _CLASHING = tuple(f"{MODEL}{taken}" for taken in (OPTIMIZER, RANDOM, "__metadata
 
 @dataclass(slots=True)
 class Captured:
-    """A state taken apart: trees without tensors, and the tensors by name."""
+    """A state taken apart: trees without tensors, and the tensors by name.
+
+    `ties` are names of tensors whose memory already has another name (tied weights): name → first name.
+    """
 
     trees: dict[str, Json] = field(default_factory=dict)
     tensors: dict[str, LocalTensor] = field(default_factory=dict)
     sources: dict[str, Any] = field(default_factory=dict)
+    ties: dict[str, str] = field(default_factory=dict)
+    _by_memory: dict[Any, str] = field(default_factory=dict)
 
     def add(self, kind: str, state: Mapping[str, Any]) -> None:
         """Take a state apart under the name `kind` (`model`, `optimizer`, `rng`)."""
@@ -51,8 +56,14 @@ class Captured:
             raise InvalidInputError(f"two tensors of the state are called {name!r}")
         if name.startswith(_CLASHING):
             raise InvalidInputError(f"{name!r}: a model's tensor may not be called that")
-        self.tensors[name] = describe(value, name)
+        local = self.tensors[name] = describe(value, name)
         self.sources[name] = value
+        memory = local.memory()
+        if memory is not None:
+            # The first name is the one that parameters and optimizers go by.
+            kept = self._by_memory.setdefault((name.partition("/")[0], memory), name)
+            if kept != name:
+                self.ties[name] = kept
         return name
 
     def holdings(self) -> list[Holding]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import psutil
 import torch
 
 from tensorforge.checkpoint import optimizers
@@ -13,8 +14,11 @@ from tensorforge.checkpoint.manifest import CheckpointManifest, TensorMetadata
 from tensorforge.checkpoint.options import Mismatch, Stateful
 from tensorforge.checkpoint.reader import Destination
 from tensorforge.checkpoint.state import Captured, tree_reader
-from tensorforge.checkpoint.tensors import DTYPES, TensorShard, describe
+from tensorforge.checkpoint.tensors import DTYPES, LocalTensor, TensorShard, describe
 from tensorforge.checkpoint.trees import Json, decode_tree
+from tensorforge.errors import CapacityError
+
+_ALWAYS_THERE = 256 << 20
 
 
 class Targets:
@@ -28,6 +32,7 @@ class Targets:
         self.shapes: list[str] = []
         self.dtypes: list[str] = []
         self._filled: dict[str, Any] = {}
+        self._read: dict[object, TensorMetadata] = {}
         self._finish: list[Any] = []
 
     def mismatch(self, unexpected: tuple[str, ...] = ()) -> Mismatch:
@@ -146,6 +151,7 @@ class Targets:
         self, name: str, existing: Any, parameter: torch.Tensor, shard: Any
     ) -> Any:
         saved = self._manifest.tensors[name]
+        require_memory(saved.nbytes, name)
         target = optimizers.target_for(saved.shape, DTYPES[saved.dtype], existing, parameter, shard)
         self.add_tensor(name, target)
         return optimizers.unwrap(target)
@@ -163,10 +169,20 @@ class Targets:
             return False
         if local.dtype != saved.dtype:
             self.dtypes.append(f"{name} is {saved.dtype}, not {local.dtype}")
+        if self._is_read_already(local, saved):
+            return True
         for box, tensor in local.parts:
             if box.size:
                 self.destinations.append(Destination(name, box, tensor))
         return True
+
+    def _is_read_already(self, local: LocalTensor, saved: TensorMetadata) -> bool:
+        """Whether the same bytes go to the same memory under another name: tied, then and now."""
+        memory = local.memory()
+        if memory is None:
+            return False
+        first = self._read.setdefault(memory, saved)
+        return first is not saved and first == saved
 
 
 class _Pruned:
@@ -225,4 +241,21 @@ def _fresh(source: Any) -> Any:
 
 def whole_tensor(saved: TensorMetadata) -> torch.Tensor:
     """Memory for a whole saved tensor."""
+    require_memory(saved.nbytes, "a tensor of the checkpoint")
     return torch.empty(saved.shape, dtype=DTYPES[saved.dtype])
+
+
+def require_memory(nbytes: int, what: str) -> None:
+    """Raise `CapacityError` if so many bytes would not fit.
+
+    A few bytes of a file can stand for any number of zeros, so what a manifest asks for must not be believed.
+    """
+    if nbytes < _ALWAYS_THERE:
+        return
+    available = psutil.virtual_memory().available
+    if nbytes > available:
+        raise CapacityError(
+            f"{what} asks for {nbytes} bytes of memory, and {available} are free",
+            requested=nbytes,
+            available=available,
+        )

@@ -68,6 +68,15 @@ class LocalTensor:
     shape: Shape
     parts: tuple[tuple[Box, torch.Tensor], ...]
 
+    def memory(self) -> object:
+        """Equal for two tensors that are the same memory seen in the same way; `None` if there is none."""
+        if not self.parts or not all(tensor.numel() for _, tensor in self.parts):
+            return None
+        views = tuple(
+            (box, tensor.device, tensor.data_ptr(), tensor.stride()) for box, tensor in self.parts
+        )
+        return self.dtype, self.shape, views
+
 
 def is_tensor(value: object) -> bool:
     """Whether the value is something that `describe` describes."""

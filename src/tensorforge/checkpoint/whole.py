@@ -17,12 +17,12 @@ from tensorforge.checkpoint.api import DistributedCheckpoint
 from tensorforge.checkpoint.boxes import Box
 from tensorforge.checkpoint.chunks import StoredChunks
 from tensorforge.checkpoint.coordinators import SingleProcess
-from tensorforge.checkpoint.manifest import CheckpointManifest
+from tensorforge.checkpoint.manifest import CheckpointManifest, corrupted
 from tensorforge.checkpoint.options import Progress, SaveOptions
 from tensorforge.checkpoint.parallel import Guard
 from tensorforge.checkpoint.reader import Destination, read_tensors
 from tensorforge.checkpoint.state import tree_reader
-from tensorforge.checkpoint.targets import whole_tensor
+from tensorforge.checkpoint.targets import require_memory, whole_tensor
 from tensorforge.checkpoint.trees import decode_tree
 from tensorforge.errors import InvalidInputError, NotFoundError
 from tensorforge.storage.blobs import BlobStore
@@ -66,7 +66,8 @@ def read_whole_tensors(
     names: list[str],
     progress: Progress | None = None,
 ) -> dict[str, torch.Tensor]:
-    """Some tensors of a checkpoint, whole and verified."""
+    """Some tensors of a checkpoint, whole and verified; `CapacityError` if there is no memory for them."""
+    require_memory(sum(manifest.tensors[name].nbytes for name in names), manifest.key)
     tensors = {name: whole_tensor(manifest.tensors[name]) for name in names}
     destinations = [
         Destination(name, Box.whole(tuple(tensor.shape)), tensor)
@@ -88,6 +89,8 @@ def read_whole(store: BlobStore, prefix: str, progress: Progress | None = None) 
         for kind in ("model", "optimizer")
         if kind in manifest.state
     }
+    if not isinstance(states.get("model"), dict):
+        raise corrupted(f"{manifest.key} has no model in it", manifest.key)
     return WholeState(states["model"], states.get("optimizer"))
 
 
@@ -120,12 +123,11 @@ def import_foreign(path: Path, *, trust_pickle: bool = False) -> WholeState:
 
 
 def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
-    from safetensors import SafetensorError
     from safetensors.torch import load_file
 
     try:
         return load_file(path)
-    except SafetensorError as error:
+    except Exception as error:  # whatever a foreign library makes of foreign bytes
         raise InvalidInputError(f"{path} is not a valid safetensors file: {error}") from error
 
 
@@ -151,11 +153,9 @@ def _import_huggingface(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def _import_torch(path: Path) -> WholeState:
-    import pickle
-
     try:
         loaded = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError) as error:
+    except Exception as error:  # whatever a foreign library makes of foreign bytes
         raise InvalidInputError(
             f"{path} is not a file of torch.save with tensors and plain values only: {error}"
         ) from error

@@ -110,7 +110,7 @@ def run(
             hang_timeout=hang_timeout or None,
             join_timeout=join_timeout or None,
             stop_timeout=stop_timeout,
-            lost_timeout=max(heartbeat_timeout, 1.0),
+            lost_timeout=max(heartbeat_timeout, 5.0),
         ),
     )
     started = time.monotonic()

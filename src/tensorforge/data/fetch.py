@@ -19,6 +19,7 @@ from tensorforge.data.store import PartFile, ShardStore, checksum_of_checksums
 from tensorforge.data.wire import (
     CHUNK_HEADER,
     NONCE_BYTES,
+    PREAMBLE,
     PROTOCOL,
     VERSION,
     Connection,
@@ -26,6 +27,8 @@ from tensorforge.data.wire import (
     Greeting,
     ShardReply,
     ShardRequest,
+    cut,
+    tls_failure,
 )
 from tensorforge.errors import (
     CapacityError,
@@ -52,8 +55,7 @@ class Cancellation:
         self._event.set()
         with self._lock:
             for sock in self._sockets:
-                with contextlib.suppress(OSError):
-                    sock.shutdown(socket.SHUT_RDWR)
+                cut(sock)
 
     @property
     def is_cancelled(self) -> bool:
@@ -158,21 +160,26 @@ class Fetcher:
             raw = socket.create_connection((source.hostname, source.port), self.timeout)
         except OSError as error:
             raise UnavailableError(f"cannot connect to {source}: {error}") from error
-        with raw, cancellation.watching(raw):
+        with raw, self._wrapped(raw, source) as sock, cancellation.watching(sock):
             try:
-                if self.tls is None:
-                    yield Connection(raw, str(source))
-                    return
-                with self.tls.wrap_socket(raw, server_hostname=source.hostname) as sock:
-                    yield Connection(sock, str(source))
-            except ssl.SSLError as error:
-                raise UnavailableError(f"no secure connection to {source}: {error}") from error
+                if isinstance(sock, ssl.SSLSocket):
+                    _shake_hands(sock, source)
+                yield Connection(sock, str(source))
             except UnavailableError:
                 cancellation.check()  # a connection that we cut ourselves is no failure of the peer
                 raise
 
+    def _wrapped(self, raw: socket.socket, source: WorkerId) -> socket.socket:
+        if self.tls is None:
+            return raw
+        return self.tls.wrap_socket(
+            raw, server_hostname=source.hostname, do_handshake_on_connect=False
+        )
+
     def _open(self, connection: Connection, part: PartFile, generation: int) -> None:
         """Agree with the server on the offset to begin at."""
+        if self.tls is None:
+            connection.send_bytes(PREAMBLE)
         greeting = connection.receive(Greeting)
         if (greeting.protocol, greeting.version) != (PROTOCOL, VERSION):
             raise EncodingError(
@@ -199,6 +206,15 @@ class Fetcher:
             raise EncodingError(
                 f"{connection.peer} begins at {reply.offset}, not where it was asked"
             )
+
+
+def _shake_hands(sock: ssl.SSLSocket, source: WorkerId) -> None:
+    try:
+        sock.do_handshake()
+    except ssl.SSLError as error:
+        raise tls_failure(str(source), error) from error
+    except OSError as error:
+        raise UnavailableError(f"no secure connection to {source}: {error}") from error
 
 
 def _receive_chunks(

@@ -10,7 +10,7 @@ import ssl
 import threading
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from tensorforge.data.segment import BLOCK
 from tensorforge.data.store import ShardStore, checksum_of_checksums
@@ -18,21 +18,28 @@ from tensorforge.data.stream import RangeStream
 from tensorforge.data.wire import (
     CHUNK_HEADER,
     NONCE_BYTES,
+    NOT_TLS,
+    PREAMBLE,
     PROTOCOL,
+    TLS_ALERT,
     VERSION,
     Connection,
     Credentials,
     Greeting,
     ShardReply,
     ShardRequest,
+    cut,
 )
 from tensorforge.errors import (
+    ClosedError,
     ConfigurationError,
     InvalidInputError,
     StaleGenerationError,
     TensorForgeError,
     UnavailableError,
 )
+
+_FAREWELL_READS: Final = 16
 
 
 class ShardServer:
@@ -104,8 +111,7 @@ class ShardServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         for connection in active.values():
-            with contextlib.suppress(OSError):
-                connection.shutdown(socket.SHUT_RDWR)
+            cut(connection)
         self._thread.join()
         self._listener.close()
         for thread in active:
@@ -153,14 +159,27 @@ class ShardServer:
             if self._tls is None:
                 yield raw
             else:
-                with self._tls.wrap_socket(raw, server_side=True) as sock:
+                with self._tls.wrap_socket(
+                    raw, server_side=True, do_handshake_on_connect=False
+                ) as sock:
+                    self._register(sock)
+                    _shake_hands(sock)
                     yield sock
+
+    def _register(self, sock: socket.socket) -> None:
+        """Let `close` cut this socket: the one that was accepted is no longer the connection's."""
+        with self._lock:
+            if self._closed:
+                raise ClosedError("the shard server was closed")
+            self._active[threading.current_thread()] = sock
 
     def _answer(self, connection: Connection) -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)
         connection.send(Greeting(protocol=PROTOCOL, version=VERSION, nonce=nonce))
         client_nonce = b""
         try:
+            if self._tls is None and connection.receive_bytes(len(PREAMBLE)) != PREAMBLE:
+                return  # a client that speaks TLS finds out by our greeting
             request = connection.receive(ShardRequest, self._credentials, nonce)
             client_nonce = request.nonce
             self._check(request)
@@ -221,6 +240,22 @@ def _agreed_offset(stream: RangeStream, request: ShardRequest) -> int:
         blocks = stream.blocks
     checksums = [stream.block_checksum(number) for number in range(blocks)]
     return request.offset if checksum_of_checksums(checksums) == request.prefix else 0
+
+
+def _shake_hands(sock: ssl.SSLSocket) -> None:
+    """Agree on TLS; a peer with which that fails is let go only when it had time to read why."""
+    try:
+        sock.do_handshake()
+    except ssl.SSLError as error:
+        if error.reason in NOT_TLS:
+            socket.socket.sendall(sock, TLS_ALERT)  # OpenSSL has no words for one without TLS
+        sock.shutdown(socket.SHUT_WR)
+        for _ in range(_FAREWELL_READS):
+            if not sock.recv(
+                4096
+            ):  # what is left unread would make the kernel cut the connection at once
+                break
+        raise
 
 
 def _is_loopback(host: str) -> bool:

@@ -1,5 +1,6 @@
 """What two workers say to each other when one fetches a shard. No pickle, every size bounded.
 
+    client → server   preamble   8 bytes, so that a server that expects TLS notices; not sent over TLS
     server → client   greeting   {"protocol", "version", "nonce"}
     client → server   request    a `ShardRequest`, and its proof
     server → client   reply      a `ShardReply`, and its proof
@@ -13,10 +14,12 @@ nothing; servers allow that on loopback alone.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import json
 import socket
+import ssl
 import struct
 from dataclasses import dataclass
 from typing import Final, TypeVar
@@ -36,7 +39,12 @@ from tensorforge.errors import (
 )
 
 PROTOCOL: Final = "tensorforge-shards"
-VERSION: Final = 1
+VERSION: Final = 2
+PREAMBLE: Final = b"TFSHARDS"
+TLS_ALERT: Final = bytes.fromhex("15 0301 0002 02 46")
+"""A fatal alert of TLS: the other side's version of the protocol is none."""
+NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
+"""OpenSSL's reasons when the other side does not speak TLS."""
 NONCE_BYTES: Final = 16
 CHUNK_HEADER: Final = struct.Struct("<II")
 _LENGTH: Final = struct.Struct("<I")
@@ -127,7 +135,9 @@ class Credentials:
 
 
 class Connection:
-    """A socket that speaks in messages. Every failure of the network is an `UnavailableError`."""
+    """A socket that speaks in messages. A failure of the network is an `UnavailableError`, one of trust an
+    `AuthenticationError`.
+    """
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
         self.socket, self.peer = sock, peer
@@ -138,8 +148,12 @@ class Connection:
         """Send a dataclass and, with credentials, its proof for the receiver's `nonce`."""
         body = json.dumps(encode(message), separators=(",", ":")).encode()
         proof = b"" if credentials is None else credentials.prove(body, nonce)
+        self.send_bytes(_LENGTH.pack(len(body)) + body + proof)
+
+    def send_bytes(self, data: bytes) -> None:
+        """Send all of `data`."""
         try:
-            self.socket.sendall(_LENGTH.pack(len(body)) + body + proof)
+            self.socket.sendall(data)
         except OSError as error:
             raise self.lost(error) from error
 
@@ -147,7 +161,10 @@ class Connection:
         self, expected: type[Message], credentials: Credentials | None = None, nonce: bytes = b""
     ) -> Message:
         """Receive a dataclass and, with credentials, check its proof for our `nonce`."""
-        (length,) = _LENGTH.unpack(self.receive_bytes(_LENGTH.size))
+        head = self.receive_bytes(_LENGTH.size)
+        if head[:2] == TLS_ALERT[:2]:
+            raise EncodingError(f"{self.peer} speaks TLS and this side does not: give it `tls`")
+        (length,) = _LENGTH.unpack(head)
         if length > _MAX_MESSAGE:
             raise EncodingError(f"{self.peer} announces a message of {length} bytes")
         body = self.receive_bytes(length)
@@ -175,8 +192,30 @@ class Connection:
         except OSError as error:
             raise self.lost(error) from error
 
-    def lost(self, error: OSError) -> UnavailableError:
+    def lost(self, error: OSError) -> TensorForgeError:
         """A failure of the network in our words."""
         if isinstance(error, TimeoutError):
             return DeadlineExceededError(f"{self.peer} did not answer in time")
+        if isinstance(error, ssl.SSLError):
+            return tls_failure(self.peer, error)
         return UnavailableError(f"the connection to {self.peer} broke: {error}")
+
+
+def cut(sock: socket.socket) -> None:
+    """End a connection that another thread is waiting for; with TLS too, whose own farewell would wait."""
+    with contextlib.suppress(OSError):
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def tls_failure(peer: str, error: ssl.SSLError) -> TensorForgeError:
+    """Why there is no secure connection: a question of trust, of protocol, or of the network."""
+    reason = error.reason or str(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return AuthenticationError(
+            f"the certificate of {peer} is not trusted: {error.verify_message}"
+        )
+    if "ALERT" in reason and ("CERTIFICATE" in reason or "UNKNOWN_CA" in reason):
+        return AuthenticationError(f"{peer} does not accept this side's certificate: {reason}")
+    if reason in NOT_TLS:
+        return EncodingError(f"this side speaks TLS and {peer} does not: {reason}")
+    return UnavailableError(f"no secure connection to {peer}: {reason}")

@@ -1,0 +1,244 @@
+"""What the demo claims, checked against what the runs wrote down, and shown as text, picture and page."""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tensorforge.launch import invariants
+
+Line = dict[str, Any]
+_COLOURS = {"red": 31, "green": 32, "blue": 34}
+CAPTION = (
+    "Milliseconds by the coordinator's clock, from the first evidence on. "
+    "A frozen worker gives none until it has been silent for 1.5 s (--heartbeat-timeout)."
+)
+_PHASES = ("detection", "decision", "barrier", "forming", "first commit")
+
+
+def paint(text: str, colour: str) -> str:
+    """Coloured on a terminal, plain elsewhere."""
+    return f"\x1b[{_COLOURS[colour]}m{text}\x1b[0m" if sys.stdout.isatty() else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What is known about the two trainings: the workers' own logs, and what was done to them."""
+
+    steps: int
+    codes: tuple[int, int]
+    storm: list[Line]
+    alone: list[Line]
+    blows: list[tuple[int, str]]
+    rescales: list[Line]
+    exits: dict[str, int]
+    facts: dict[str, Any]
+
+    def finals(self) -> dict[str, Line]:
+        """The last word of each worker that ended by itself."""
+        return {line["worker"]: line for line in self.storm if line["kind"] == "final"}
+
+    def end_alone(self) -> Line:
+        """The last word of the undisturbed run."""
+        return next((line for line in self.alone if line["kind"] == "final"), {})
+
+
+@dataclass(frozen=True)
+class Claim:
+    text: str
+    holds: bool
+    detail: str = ""
+
+
+def losses(lines: list[Line]) -> dict[int, float]:
+    """Step → loss."""
+    return {e["step"]: e["metrics"]["loss"] for e in lines if e["kind"] == "commit"}
+
+
+def check(evidence: Evidence) -> list[Claim]:
+    """Every claim, each from the evidence alone."""
+    finals, alone = evidence.finals(), evidence.end_alone()
+    complete = {name: f for name, f in finals.items() if f["outcome"] == "complete"}
+    names = ", ".join(sorted(complete)) or "nobody"
+    stormy, calm = losses(evidence.storm), losses(evidence.alone)
+    once = invariants.steps_are_committed_once(evidence.storm)
+    proofs = sorted({f["proof"] for f in complete.values()})
+    return [
+        Claim("both trainings ended with success", evidence.codes == (0, 0)),
+        *_happened(evidence, finals),
+        Claim(
+            "the weights are the undisturbed run's, bit for bit",
+            bool(complete) and {f["digest"] for f in complete.values()} == {alone.get("digest")},
+            f"{names} and the undisturbed run: digest {alone.get('digest', 'missing')}",
+        ),
+        Claim(
+            f"all {evidence.steps} losses are equal, bit for bit",
+            sorted(calm) == list(range(evidence.steps)) and stormy == calm,
+            f"{calm[0]:.4f} at the first step, {calm[max(calm)]:.4f} at the last" if calm else "",
+        ),
+        Claim(
+            "no step was lost, none was committed twice",
+            once.holds and sorted(stormy) == list(range(evidence.steps)),
+            once.detail,
+        ),
+        Claim(
+            "each sample came exactly once",
+            bool(proofs) and proofs == [alone.get("proof")],
+            "; ".join(proofs),
+        ),
+    ]
+
+
+def _happened(evidence: Evidence, finals: dict[str, Line]) -> list[Claim]:
+    """The storm was a real one, and cost nobody else anything."""
+    exits, facts = evidence.exits, evidence.facts
+    killed = sorted(name for name, code in exits.items() if code != 0)
+    left = sorted(name for name, final in finals.items() if final["outcome"] == "left")
+    first, last = facts.get("coordinator killed at"), facts.get("coordinator back at")
+    without = (
+        [e["step"] for e in evidence.storm if e["kind"] == "commit" and first < e["time"] < last]
+        if first and last
+        else []
+    )
+    span = f"steps {min(without)} to {max(without)}" if without else "no step"
+    return [
+        Claim(
+            "one worker was killed, and nobody else's process ended by it",
+            killed == ["worker-1"] and exits["worker-1"] == -9,
+            f"exit codes: {', '.join(f'{n} {c}' for n, c in sorted(exits.items()))}",
+        ),
+        Claim(
+            "the worker that was asked to leave did so in peace",
+            left == ["worker-0"] and exits.get("worker-0") == 0,
+        ),
+        Claim(
+            "the frozen worker came back and was brought up to date",
+            facts.get("came back") == "worker-2"
+            and finals.get("worker-2", {}).get("outcome") == "complete",
+        ),
+        Claim("training went on without the coordinator", bool(without), span),
+    ]
+
+
+def tell(evidence: Evidence, claims: list[Claim]) -> None:
+    """On the terminal."""
+    print(f"3. The rescales\n   {CAPTION}\n")
+    rows = timeline(evidence)
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        print(
+            "   " + "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+        )
+    print("\n4. The proof\n")
+    for claim in claims:
+        mark = paint("ok    ", "green") if claim.holds else paint("FAILED", "red")
+        print(f"   {mark} {claim.text}{': ' + claim.detail if claim.detail else ''}")
+
+
+def timeline(evidence: Evidence) -> list[list[str]]:
+    """One row per rescale."""
+    rows = [["generation", "workers", *_PHASES, "total", "why"]]
+    for event in evidence.rescales:
+        phases = event["phases"]
+        cells = [f"{phases[name]:.0f}" if name in phases else "-" for name in _PHASES]
+        total = f"{sum(phases.values()):.0f}"
+        size = str(event["size"] or len(event["members"]))
+        rows.append([str(event["generation"]), size, *cells, total, event["reason"]])
+    return rows
+
+
+def draw(evidence: Evidence) -> bytes:
+    """The loss over the steps, with what happened, above the number of workers."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    stormy, calm = losses(evidence.storm), losses(evidence.alone)
+    workers = {e["step"]: e["workers"] for e in evidence.storm if e["kind"] == "commit"}
+    figure, (above, below) = plt.subplots(
+        2, 1, figsize=(11, 6.5), sharex=True, height_ratios=[4, 1], layout="constrained"
+    )
+    above.plot(*_points(calm), color="#f0b64c", linewidth=5, label="undisturbed, one process")
+    above.plot(*_points(stormy), color="#1f5fa8", linewidth=1.3, label="in the storm")
+    above.set_ylabel("loss")
+    above.set_title("Two trainings, one curve: the cluster changed, the numbers did not")
+    above.legend(loc="lower left")
+    top = max([*stormy.values(), 1.0])
+    for step, text in evidence.blows:
+        for axis in (above, below):
+            axis.axvline(step, color="#c0392b", linewidth=0.9, alpha=0.6)
+        place = {"rotation": 90, "fontsize": 8, "ha": "right", "va": "top", "color": "#c0392b"}
+        above.annotate(text, (step, top), **place)
+    below.step(*_points(workers), where="post", color="#2e7d32")
+    below.fill_between(*_points(workers), step="post", color="#2e7d32", alpha=0.2)
+    below.set_ylabel("workers")
+    below.set_xlabel("step")
+    below.set_ylim(0, max([*workers.values(), 1]) + 0.5)
+    picture = io.BytesIO()
+    figure.savefig(picture, format="png", dpi=110)
+    plt.close(figure)
+    return picture.getvalue()
+
+
+def _points(series: dict[int, Any]) -> tuple[list[int], list[Any]]:
+    steps = sorted(series)
+    return steps, [series[step] for step in steps]
+
+
+STYLE = """
+body { font: 15px/1.5 system-ui, sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em; color: #222 }
+img { width: 100% } table { border-collapse: collapse; width: 100% }
+td, th { padding: .3em .7em; text-align: left; border-bottom: 1px solid #ddd; vertical-align: top }
+td.number { text-align: right; font-variant-numeric: tabular-nums }
+.yes { color: #2e7d32; font-weight: 600 } .no { color: #c0392b; font-weight: 600 }
+"""
+
+
+def save(folder: Path, evidence: Evidence, claims: list[Claim]) -> None:
+    """The picture, and one page that needs no other file."""
+    folder.mkdir(exist_ok=True)
+    picture = draw(evidence)
+    (folder / "loss.png").write_bytes(picture)
+    image = base64.b64encode(picture).decode()
+    verdict = "yes" if all(claim.holds for claim in claims) else "no"
+    told = {"yes": "All claims hold.", "no": "A claim failed."}[verdict]
+    page = (
+        "<!doctype html><html lang=en><meta charset=utf-8><title>TensorForge demo</title>"
+        f"<style>{STYLE}</style>"
+        "<h1>The same model, whatever happened</h1>"
+        "<p>A small transformer was trained twice: on three workers while they and their coordinator were "
+        "killed, frozen, sent away and replaced, and undisturbed in one process. "
+        f"<span class={verdict}>{told}</span></p>"
+        f"<img alt='loss over steps' src='data:image/png;base64,{image}'>"
+        f"<h2>The proof</h2>{_claims_table(claims)}"
+        f"<h2>The rescales</h2><p>{html.escape(CAPTION)}</p>{_rescales_table(evidence)}"
+    )
+    (folder / "demo.html").write_text(page, encoding="utf-8")
+
+
+def _claims_table(claims: list[Claim]) -> str:
+    rows = ""
+    for claim in claims:
+        kind, word = ("yes", "holds") if claim.holds else ("no", "FAILED")
+        cells = (
+            f"<td class={kind}>{word}<td>{html.escape(claim.text)}<td>{html.escape(claim.detail)}"
+        )
+        rows += f"<tr>{cells}"
+    return f"<table>{rows}</table>"
+
+
+def _rescales_table(evidence: Evidence) -> str:
+    head, *rows = timeline(evidence)
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td class=number>{html.escape(cell)}" for cell in row[:-1])
+        + f"<td>{html.escape(row[-1])}"
+        for row in rows
+    )
+    return f"<table><tr>{''.join(f'<th>{html.escape(cell)}' for cell in head)}{body}</table>"
