@@ -7,6 +7,7 @@ of pairs measured next to each other.
 import argparse
 import contextlib
 import hashlib
+import random
 import statistics
 import tempfile
 import time
@@ -66,6 +67,33 @@ def planning(repeats: int) -> None:
         seconds(lambda: INCREMENTAL.validate_redistribution(new, plan)) for _ in range(5)
     )
     print(f"  validation of that plan {check * 1e3:.1f} ms")
+    rescales(20 if repeats < 10 else 100)
+
+
+def rescales(changes: int) -> None:
+    """Plan after plan within one epoch, each from what the last one left."""
+    chance = random.Random(1)
+    workers = [WorkerId(f"w{n}", "host", 1) for n in range(200_000)]
+    topology, joined = ClusterTopology(workers=tuple(workers[:1000])), 1000
+    ownership, taken = None, []
+    for _ in range(changes):
+        wanted = chance.randint(950, 1050)
+        members = list(topology.workers)
+        chance.shuffle(members)
+        members = members[chance.randint(0, 20) :][:wanted]
+        members += workers[joined : joined + wanted - len(members)]
+        joined += wanted
+        new = topology.succeed(tuple(members))
+        started = time.perf_counter()
+        plan = INCREMENTAL.calculate_plan(topology, new, 10**9, ownership=ownership)
+        taken.append(time.perf_counter() - started)
+        assert plan.moved_samples == plan.minimum_moves
+        topology, ownership = new, plan.ownership
+    print(
+        f"  after {changes} random changes of about 1000 workers: {plan.total_shards} ranges, "
+        f"{len(plan.transfers)} transfers; the last plans took {statistics.median(taken[-5:]) * 1e3:.0f} ms, "
+        f"each moved the minimum"
+    )
 
 
 def ring(workers: int, points: int = 100) -> tuple[np.ndarray, np.ndarray]:

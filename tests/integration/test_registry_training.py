@@ -326,3 +326,21 @@ def test_a_checkpoint_by_command_and_tokens(place, capsys, model):
     assert token.split("_")[2] not in listed
     run(capsys, "token", "revoke", token.split("_")[1], *database)
     assert "no model is called" in run(capsys, "show", "nobody", *database, code=1)
+
+
+def test_who_only_looks_makes_no_registry_by_mistake(tmp_path, capsys):
+    missing = tmp_path / "typo.db"
+    assert "there is no registry at" in run(capsys, "ls", "--database", missing, code=1)
+    assert not missing.exists()
+
+
+def test_the_history_shows_old_and_new_values_line_by_line(place, capsys):
+    with ModelRegistry(place / "registry.db") as registry:
+        registry.create_model("ranker", tags={"team": "ads"})
+        registry.set_tags("ranker", put={"team": "search"}, drop=["absent"])
+        registry.describe_model("ranker", "ranks things")
+    lines = run(capsys, "history", "ranker", "--database", place / "registry.db").splitlines()
+    assert [line.strip() for line in lines if line.startswith("       ")] == [
+        "tag team: ads → search",
+        "- → ranks things",
+    ]

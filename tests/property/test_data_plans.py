@@ -3,6 +3,7 @@
 import itertools
 from dataclasses import replace
 from functools import cache
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -12,7 +13,7 @@ from tensorforge.cluster.config import ElasticTrainingConfig, RedistributionType
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.worker import WorkerId
 from tensorforge.data import DataRedistributor, DataShard, IntervalSet, PlanProblemKind, partition
-from tensorforge.data.balance import minimum_moves
+from tensorforge.data.balance import deal, minimum_moves, move_least
 from tensorforge.data.intervals import NOTHING
 from tensorforge.encoding import decode, encode
 
@@ -128,7 +129,55 @@ def test_what_the_survivors_keep_is_what_they_read_first(data, situation):
     for worker in new.workers:
         had = held.get(worker, NOTHING) - consumed
         kept = plan.ownership[worker] & had
-        assert kept == had.first(kept.size)
+        if (
+            len(had.ranges) <= 8
+        ):  # of more it keeps the largest, so that they do not become ever more
+            assert kept == had.first(kept.size)
+
+
+@given(
+    size=st.integers(0, 10**6),
+    pieces=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 6)), max_size=80),
+    workers=st.integers(1, 6),
+)
+def test_merging_changes_who_receives_what_but_never_how_much_moves(size, pieces, workers):
+    everything = IntervalSet.span(size)
+    cuts = sorted({0, size, *(at for at, _ in pieces if at < size)})
+    owners = [rank for _, rank in pieces] or [0]
+    held = [
+        IntervalSet.of(
+            span
+            for number, span in enumerate(itertools.pairwise(cuts))
+            if owners[number % len(owners)] == rank
+        )
+        for rank in range(workers)
+    ]  # ranks beyond the workers are the dead
+    final = move_least(held, everything, merge=True)
+    assert IntervalSet.of(span for part in final for span in part) == everything
+    assert sum(part.size for part in final) == size
+    assert max(part.size for part in final) - min(part.size for part in final) <= 1
+    moved = size - sum((now & had).size for now, had in zip(final, held, strict=True))
+    assert moved == minimum_moves([part.size for part in held], size)
+
+
+def test_ranges_stay_few_over_a_hundred_changes():
+    random = Random(1)
+    everything = IntervalSet.span(10**9)
+    held = dict(enumerate(deal(everything, 100)))
+    plain = dict(held)
+    counts, without = [], 0
+    for change in range(100):
+        survivors = random.sample(sorted(held), random.randint(90, len(held)))
+        joined = range(1000 + 100 * change, 1000 + 100 * change + random.randint(0, 12))
+        members = [*survivors, *joined][:110]
+        parts = move_least([held.get(w, NOTHING) for w in members], everything, merge=True)
+        held = dict(zip(members, parts, strict=True))
+        others = move_least([plain.get(w, NOTHING) for w in members], everything)
+        plain = dict(zip(members, others, strict=True))
+        counts.append(sum(len(part.ranges) for part in parts))
+        without = sum(len(part.ranges) for part in others)
+    assert max(counts[50:]) < 1.5 * max(counts[:50])  # it levels off
+    assert counts[-1] < 0.5 * without
 
 
 @given(

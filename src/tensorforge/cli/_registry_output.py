@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -15,6 +16,9 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
+from tensorforge.errors import NotFoundError
+from tensorforge.registry.audit import AuditEntry
+from tensorforge.registry.registry import ModelRegistry
 from tensorforge.registry.versions import ModelVersion
 
 Database = Annotated[
@@ -54,11 +58,58 @@ def print_json(value: Any) -> None:
 
 
 def table_of(*columns: str) -> Table:
-    """An empty table with these columns."""
-    table = Table(box=None, header_style="bold", pad_edge=False)
+    """An empty table with these columns, in which nothing is cut off."""
+    table = Table(box=None, header_style="bold", pad_edge=False, show_header=any(columns))
     for column in columns:
-        table.add_column(column)
+        table.add_column(column, overflow="fold")
     return table
+
+
+def existing(database: str) -> ModelRegistry:
+    """Open a registry that must be there: whoever only looks must not make an empty one by mistake."""
+    if "://" not in database and not Path(database).expanduser().exists():
+        raise NotFoundError(
+            f"there is no registry at {database}; `tensorforge registry register` makes one, and "
+            "--database or TENSORFORGE_REGISTRY says where another one lies"
+        )
+    return ModelRegistry(database)
+
+
+def entry_lines(entry: AuditEntry) -> Iterator[str]:
+    """A row of the audit as people read it: what happened, and below it why and on what evidence."""
+    what = entry.action.replace("_", " ")
+    if entry.from_state and entry.to_state and entry.from_state != entry.to_state:
+        what += f": {entry.from_state} → {entry.to_state}"
+    forced = ", FORCED" if entry.forced else ""
+    version = f"  {entry.version}" if entry.version else ""
+    yield f"{entry.sequence:>5}  {when(entry.at)}  {entry.actor}{version}  {what}{forced}"
+    if entry.reason:
+        yield f"       why: {entry.reason}"
+    for line in _evidence_lines(entry.evidence):
+        yield f"       {line}"
+
+
+def _evidence_lines(evidence: Mapping[str, Any]) -> Iterator[str]:
+    rest = dict(evidence)
+    for tag, (old, new) in rest.pop("tags", {}).items():
+        yield f"tag {tag}: {_shown(old)} → {_shown(new)}"
+    if rest.keys() == {"old", "new"}:
+        yield f"{_shown(rest.pop('old') or None)} → {_shown(rest.pop('new') or None)}"
+    reasons = rest.pop("reasons", [])
+    facts = [f"{name.replace('_', ' ')} {_shown(value)}" for name, value in rest.items()]
+    if facts:
+        yield ", ".join(facts)
+    yield from reasons
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return "(" + ", ".join(f"{k.replace('_', ' ')} {_shown(v)}" for k, v in value.items()) + ")"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    return "-" if value in (None, "") else str(value)
 
 
 def when(moment: datetime) -> str:

@@ -13,6 +13,8 @@ from tensorforge.cli._registry_output import (
     DEFAULT,
     AsJson,
     Database,
+    entry_lines,
+    existing,
     print_json,
     progress_bar,
     table_of,
@@ -29,6 +31,7 @@ from tensorforge.registry import (
     Sla,
 )
 from tensorforge.registry.export import Registration, register_checkpoint, register_weights
+from tensorforge.registry.lifecycle import DEPLOYMENT_LIFECYCLE
 from tensorforge.registry.moves import FORCE
 from tensorforge.registry.registry import local_actor
 from tensorforge.registry.versions import require_version
@@ -51,13 +54,16 @@ def list_models(
     as_json: AsJson = False,
 ) -> None:
     """List models, or the versions of one."""
-    with ModelRegistry(database) as registry:
+    with existing(database) as registry:
         if model is None and not where:
             _list_all(registry, limit, as_json=as_json)
             return
         found = registry.search_versions(where, model_id=model, limit=limit).items
     if as_json:
         print_json(found)
+        return
+    if not found:
+        typer.echo("No version matches.")
         return
     table = table_of("MODEL", "VERSION", "NO", "STATE", "ALIASES", "REGISTERED", "BY", "TAGS")
     for each in found:
@@ -80,6 +86,9 @@ def _list_all(registry: ModelRegistry, limit: int, *, as_json: bool) -> None:
     if as_json:
         print_json(models)
         return
+    if not models:
+        typer.echo("No model is registered yet: tensorforge registry register --help")
+        return
     table = table_of("MODEL", "VERSIONS", "SERVES", "ALIASES", "UPDATED")
     for each in models:
         aliases = ", ".join(f"{alias}→{version}" for alias, version in each.aliases.items())
@@ -98,7 +107,7 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Show a version: where it stands, what was measured, what may follow."""
-    with ModelRegistry(database) as registry:
+    with existing(database) as registry:
         metadata = registry.resolve(model, version)
         validations = registry.validations(model, metadata.version, limit=5)
         sla = registry.get_model(model).sla
@@ -108,7 +117,8 @@ def show(
     console = Console()
     table = table_of("", "")
     for name, value in _facts(metadata):
-        table.add_row(name, value)
+        if value:
+            table.add_row(name, value)
     if sla is not None:
         limit = f"p99 ≤ {sla.max_latency_ms:g} ms, accuracy ≥ {sla.min_accuracy:g}"
         table.add_row("SLA", limit)
@@ -121,7 +131,7 @@ def show(
 
 
 def _facts(metadata: ModelMetadata) -> list[tuple[str, str]]:
-    lineage = metadata.lineage
+    lineage, following = metadata.lineage, DEPLOYMENT_LIFECYCLE.allowed(metadata.state)
     return [
         ("model", metadata.model_id),
         ("version", f"{metadata.version} (number {metadata.number})"),
@@ -130,11 +140,14 @@ def _facts(metadata: ModelMetadata) -> list[tuple[str, str]]:
         ("size", f"{metadata.size_bytes:,} bytes"),
         ("checksum", metadata.checksum),
         ("source", metadata.source),
-        (
-            "run",
-            f"{lineage.run_id or '-'}, step {lineage.step}, checkpoint {lineage.checkpoint_id}",
-        ),
+        ("run", lineage.run_id),
+        ("step", "" if lineage.step is None else str(lineage.step)),
+        ("checkpoint", lineage.checkpoint_id),
+        ("aliases", ", ".join(metadata.aliases)),
+        ("tags", ", ".join(f"{key}={value}" for key, value in metadata.tags.items())),
+        ("description", metadata.description),
         ("registered", f"{when(metadata.registered_at)} by {metadata.registered_by}"),
+        ("may go to", ", ".join(state.value for state in following)),
     ]
 
 
@@ -212,7 +225,10 @@ def register(
     if as_json:
         print_json({"version": kept, "due": due})
         return
-    why = "" if due is None else f" ({due.bump.value}: {'; '.join(due.reasons)})"
+    why = ""
+    if due is not None:
+        bump = "" if kept.number == 1 else f"{due.bump.value}: "
+        why = f" ({bump}{'; '.join(due.reasons)})"
     typer.echo(f"Registered {kept.model_id} {kept.version}{why}")
 
 
@@ -237,7 +253,7 @@ def validate(
     """Load the registered weights, measure latency and accuracy, record the result."""
     from tensorforge.registry.validation import ValidationPlan, run_validation
 
-    with ModelRegistry(database) as registry:
+    with existing(database) as registry:
         metadata = registry.resolve(model, version)
         plan = ValidationPlan(
             weights=weights or Path(metadata.source),
@@ -264,7 +280,9 @@ def validate(
         )
         for error in result.errors:
             typer.echo(f"  {error}")
-        typer.echo(f"As a canary: {decision.verdict.value} ({'; '.join(decision.reasons)})")
+        if metadata.state is DeploymentState.CANARY:
+            reasons = "; ".join(decision.reasons)
+            typer.echo(f"As a canary, beside what serves: {decision.verdict.value} ({reasons})")
     if not result.passed:
         raise typer.Exit(1)
 
@@ -283,7 +301,7 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Move a version along the lifecycle, upwards or back."""
-    with ModelRegistry(database) as registry:
+    with existing(database) as registry:
         metadata = registry.resolve(model, version)
         done = registry.transition_state(
             model,
@@ -315,7 +333,7 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Deprecate what serves and let the best version standing by serve, in one step."""
-    with ModelRegistry(database) as registry:
+    with existing(database) as registry:
         target = None if to is None else require_version(to)
         done = registry.rollback(model, to=target, reason=reason)
     if as_json:
@@ -334,28 +352,15 @@ def history(
     as_json: AsJson = False,
 ) -> None:
     """Show who did what, when, why and on what evidence."""
-    with ModelRegistry(database) as registry:
+    with existing(database) as registry:
         wanted = None if version is None else require_version(version)
         entries = registry.history(model, version=wanted, after=after, limit=limit)
     if as_json:
         print_json(entries)
         return
-    table = table_of("ROW", "WHEN", "WHO", "WHAT", "VERSION", "MOVE", "WHY", "EVIDENCE")
     for entry in entries:
-        move = f"{entry.from_state} → {entry.to_state}" if entry.to_state else ""
-        forced = " (forced)" if entry.forced else ""
-        facts = ", ".join(f"{key}={value}" for key, value in entry.evidence.items())
-        table.add_row(
-            str(entry.sequence),
-            when(entry.at),
-            entry.actor,
-            entry.action + forced,
-            entry.version,
-            move,
-            entry.reason,
-            facts,
-        )
-    Console().print(table)
+        for line in entry_lines(entry):
+            typer.echo(line)
 
 
 @app.command()
@@ -367,7 +372,7 @@ def diff(
     as_json: AsJson = False,
 ) -> None:
     """Show what changed between two versions, and which bump the change calls for."""
-    with ModelRegistry(database) as registry:
+    with existing(database) as registry:
         old, new = registry.resolve(model, before), registry.resolve(model, after)
         found = registry.diff(model, old.version, new.version)
     if as_json:
@@ -396,7 +401,7 @@ def sla(
 ) -> None:
     """Say what every version must reach before it may be promoted."""
     limits = Sla(max_latency_ms=max_latency_ms, min_accuracy=min_accuracy)
-    with ModelRegistry(database) as registry:
+    with existing(database) as registry:
         registry.set_sla(model, limits)
     if as_json:
         print_json(limits)
@@ -407,7 +412,7 @@ def sla(
 @app.command()
 def audit(database: Database = DEFAULT, as_json: AsJson = False) -> None:
     """Recompute the audit's chain; exit 1 and name the row if it was tampered with."""
-    with ModelRegistry(database) as registry:
+    with existing(database) as registry:
         head = registry.verify_audit()
     if as_json:
         print_json(head)

@@ -16,6 +16,8 @@ from tensorforge.launch.instructions import Outcome
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.settings import LaunchSettings
 
+_SIGNALLED = 128
+
 app = typer.Typer(help="Train a script on local workers that may come and go.")
 
 
@@ -135,6 +137,10 @@ def show_outcome(outcome: Outcome, folder: Path, seconds: float, *, as_json: boo
     if outcome.code == 0:
         if not as_json:
             typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); logs in {folder}")
+        return
+    if outcome.code > _SIGNALLED:
+        again = f"with --run-dir {folder} it goes on, from the script's newest checkpoint if it saves any"
+        typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); {again}", err=True)
         return
     failure = outcome.failure
     if failure is not None and failure.traceback:

@@ -7,9 +7,13 @@ workers, never on how many units the ranges contain.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
 from tensorforge.data.intervals import IntervalSet, Range, union
 from tensorforge.data.shards import quotas
+
+_FEW_RANGES: Final = 8
+"""So many ranges of a worker are no burden: it keeps those that it reads first."""
 
 
 def minimum_moves(held: Sequence[int], total: int) -> int:
@@ -37,20 +41,72 @@ def fair_targets(held: Sequence[int], total: int) -> list[int]:
     return targets
 
 
-def move_least(held: Sequence[IntervalSet], remaining: IntervalSet) -> list[IntervalSet]:
+def move_least(
+    held: Sequence[IntervalSet], remaining: IntervalSet, *, merge: bool = False
+) -> list[IntervalSet]:
     """What each worker has in the end, when as little as possible moves.
 
     Everybody keeps the beginning of what it holds, which it needs first; so what moves is what has most
     time to arrive. What nobody keeps fills the deficits in order of rank.
+
+    With `merge` the ranges stay few over many changes: who holds many gives its smallest away first, and what
+    is free goes to the worker that holds what lies next to it, if that one has room.
     """
     targets = fair_targets([part.size for part in held], remaining.size)
-    kept = [part.first(target) for part, target in zip(held, targets, strict=True)]
+    keep = _keep_large if merge else IntervalSet.first
+    kept = [keep(part, target) for part, target in zip(held, targets, strict=True)]
     deficits = [target - part.size for part, target in zip(kept, targets, strict=True)]
-    received = _cut(remaining - union(kept), deficits)
+    pool: Sequence[Range] = (remaining - union(kept)).ranges
+    received: list[list[Range]] = [[] for _ in held]
+    if merge:
+        pool = _join_neighbours(pool, kept, deficits, received)
+    for more, rest in zip(received, _cut(pool, deficits), strict=True):
+        more.extend(rest)
     return [
         IntervalSet.of([*part, *more]) if more else part
         for part, more in zip(kept, received, strict=True)
     ]
+
+
+def _keep_large(part: IntervalSet, count: int) -> IntervalSet:
+    """`count` units of `part`: its beginning, or of many ranges the largest."""
+    if len(part.ranges) <= _FEW_RANGES:
+        return part.first(count)
+    kept: list[Range] = []
+    for start, stop in sorted(part, key=lambda found: (found[0] - found[1], found[0])):
+        if count > 0:
+            kept.append((start, min(stop, start + count)))
+            count -= stop - start
+    return IntervalSet.of(kept)
+
+
+def _join_neighbours(
+    pool: Iterable[Range],
+    kept: Sequence[IntervalSet],
+    deficits: list[int],
+    received: list[list[Range]],
+) -> list[Range]:
+    """Let workers with a deficit grow into the free ranges beside theirs, and return what is left of those.
+
+    `deficits` and `received` are brought up to date.
+    """
+    wanting = [(rank, part) for rank, part in enumerate(kept) if deficits[rank]]
+    before = {stop: rank for rank, part in wanting for _, stop in part}
+    after = {start: rank for rank, part in wanting for start, _ in part}
+    left: list[Range] = []
+    for start, stop in pool:
+        low, high = start, stop
+        if (rank := before.get(start)) is not None:
+            low += min(deficits[rank], high - low)
+            deficits[rank] -= low - start
+            received[rank].append((start, low))
+        if (rank := after.get(stop)) is not None:
+            high -= min(deficits[rank], high - low)
+            deficits[rank] -= stop - high
+            received[rank].append((high, stop))
+        if low < high:
+            left.append((low, high))
+    return left
 
 
 def deal(remaining: IntervalSet, workers: int) -> list[IntervalSet]:

@@ -66,7 +66,7 @@ class DataRedistributor:
         remaining = everything - consumed
         held = {worker: owned & remaining for worker, owned in ownership.items()}
         owners = _owners(held, remaining, {*new.workers, *departing})
-        assignments = _number(new.workers, self._assign(new, held, remaining))
+        assignments = _number(new.workers, self._assign(new, held, remaining, merge=True))
         transfers = list(_transfers(assignments, owners))
         moved = sum(transfer.shard.size for transfer in transfers)
         return DataRedistributionPlan(
@@ -156,7 +156,12 @@ class DataRedistributor:
         self._mover.transfer(transfer, generation=generation)
 
     def _assign(
-        self, new: ClusterTopology, held: Ownership, remaining: IntervalSet
+        self,
+        new: ClusterTopology,
+        held: Ownership,
+        remaining: IntervalSet,
+        *,
+        merge: bool = False,  # whole shards need no merging: there are never more ranges than shards
     ) -> list[IntervalSet]:
         if not new.workers:
             raise InvalidInputError(
@@ -164,7 +169,8 @@ class DataRedistributor:
             )
         if self._config.redistribution_type is RedistributionType.FULL_RESHUFFLE:
             return deal(remaining, len(new.workers))
-        return move_least([held.get(worker, NOTHING) for worker in new.workers], remaining)
+        parts = [held.get(worker, NOTHING) for worker in new.workers]
+        return move_least(parts, remaining, merge=merge)
 
 
 def _check_size(size: int) -> None:

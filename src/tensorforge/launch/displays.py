@@ -106,6 +106,7 @@ class LiveDisplay:
         self._live = Live(console=self._console, auto_refresh=False, transient=False)
         self._live.start()
         self._drawn_at: float | None = None
+        self._newest: tuple[RunView, float] | None = None
 
     def printed(self, worker: str, line: str) -> None:
         """A line of a worker's output, in the worker's colour."""
@@ -116,8 +117,9 @@ class LiveDisplay:
         """A notice of the supervisor."""
         self._console.print(Text(f"tensorforge: {notice.text}", _LEVELS[notice.level]))
 
-    def event(self, event: Event, view: RunView, now: float) -> None:
-        """The next refresh shows it."""
+    def event(self, event: Event, view: RunView, now: float) -> None:  # noqa: ARG002  one protocol for all
+        """The next refresh shows it, or the end of the run."""
+        self._newest = (view, now)
 
     def refresh(self, view: RunView, now: float) -> None:
         """Draw anew, a few times per second."""
@@ -127,6 +129,8 @@ class LiveDisplay:
 
     def close(self) -> None:
         """Leave the last view on the screen and give the terminal back."""
+        if self._newest is not None:
+            self._live.update(render(*self._newest, self._console.width), refresh=True)
         self._live.stop()
 
 

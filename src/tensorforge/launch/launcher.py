@@ -188,7 +188,8 @@ class Launcher:
         match event:
             case Printed(child, line):
                 self._logs[child].write(f"{line}\n")
-                self._display.printed(child, line)
+                if child != COORDINATOR or self._address is None or line.startswith("error:"):
+                    self._display.printed(child, line)
             case Reported(child, message):
                 self._reported(child, dict(message))
             case StackLine(child, line):

@@ -83,7 +83,7 @@ def _timeline(view: RunView, now: float) -> Table:
             Text(f"generation {rescale.generation}"),
             Text(f"{rescale.size} workers"),
             Text(f"{rescale.total:.0f} ms", "bold"),
-            Text(_phases(rescale)),
+            Text(_phases(rescale), no_wrap=True),
             Text(rescale.reason, overflow="ellipsis", no_wrap=True),
         )
     return table
@@ -104,7 +104,8 @@ def rescale_line(rescale: Rescale) -> str:
 def timing_line(rescale: Rescale) -> str:
     """How long a rescale took, in one line."""
     parts = f" ({_phases(rescale)})" if rescale.phases else ""
-    return f"generation {rescale.generation}: training again after {rescale.total:.0f} ms{parts}"
+    again = " again" if rescale.generation > 1 else ""
+    return f"generation {rescale.generation}: training{again} after {rescale.total:.0f} ms{parts}"
 
 
 def _checkpoint(view: RunView, width: int) -> RenderableType:

@@ -119,7 +119,8 @@ class RunView:
     def _step(self, event: StepCommitted, now: float) -> None:
         if self.step is not None and event.step <= self.step:
             return
-        self.phase, self.step, self.epoch = "training", event.step, event.epoch
+        self.phase = "stopping" if self.phase == "stopping" else "training"
+        self.step, self.epoch = event.step, event.epoch
         self.learning_rate = event.learning_rate
         if event.samples:
             self.samples = event.samples
@@ -160,7 +161,7 @@ class RunView:
         self.phase = "stopping"
 
     def _finished(self, _event: TrainingFinished, _now: float) -> None:
-        self.phase = "finished"
+        self.phase = "stopped" if self.phase == "stopping" else "finished"
 
     _HANDLERS: ClassVar[Mapping[type, Callable[[RunView, Any, float], None]]] = {
         WorkerStarted: _started,

@@ -1,8 +1,9 @@
 """The model registry: semantic versions, a lifecycle with evidence, and an audit that shows tampering.
 
-versions, ranges, lifecycle, models, shapes, selection, evidence, filters    pure
-schema, rows, registering, moves, labels, search, audit                      on the database
-reading, registry                                                            what others call
+versions, ranges, lifecycle, models, shapes, selection, evidence, filters  pure
+schema, rows, search, audit, changes                                       on the database, shared by all
+registering, measurements, moves, labels, descriptions, removing           on it, a kind of change each
+reading, registry                                                          what others call
 """
 
 from tensorforge.registry.audit import AuditEntry, AuditHead

@@ -108,7 +108,7 @@ def test_the_rest_of_the_news_is_kept():
     view.apply(CoordinatorExited(-9), 9.0)
     assert "SIGKILL" in view.coordinator
     view.apply(TrainingFinished(), 9.0)
-    assert view.phase == "finished"
+    assert view.phase == "stopped"
 
 
 def test_a_curve_shows_its_shape():
@@ -127,3 +127,8 @@ def test_what_is_no_number_does_not_stretch_the_scale():
 @given(st.lists(st.floats(), max_size=60), st.integers(-1, 30))
 def test_a_curve_fits_its_width_whatever_the_values(values, width):
     assert len(sparkline(values, width)) == max(0, min(width, len(values)))
+
+
+def test_a_run_that_is_not_being_stopped_finishes():
+    view = view_after(TrainingFinished())
+    assert view.phase == "finished"
