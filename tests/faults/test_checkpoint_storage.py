@@ -231,7 +231,5 @@ def test_the_store_is_not_listed_at_every_save():
     assert first
     checkpoint.save(State(2, 10))
     assert store.listed == first
-    with pytest.raises(CheckpointError, match="took longer"):
-        checkpoint.save(State(3, 10), options=SaveOptions(timeout=0))
     DistributedCheckpoint(SingleProcess(), store).save(State(4, 10))
     assert store.listed > first
