@@ -14,12 +14,13 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from tensorforge.data.ledger import Ledger
 from tensorforge.data.order import Order
 from tensorforge.data.shards import DataShard
-from tensorforge.errors import InvalidInputError
+from tensorforge.errors import InvalidInputError, UnavailableError
 
 Ready = Callable[[DataShard], None]
 """Called with positions before they are read; returns when their samples are here, or raises."""
@@ -38,7 +39,8 @@ class LoaderOptions:
     """How batches are loaded; `num_workers`, `pin_memory` and `collate_fn` are torch's.
 
     `prefetch` batches are loaded ahead: by a thread, or by each of `num_workers` processes; 0 means none.
-    `ready` is for shards that may still be on their way.
+    Without an accelerator there is nothing to pin memory for, and `pin_memory` changes nothing. A process
+    that dies is an `UnavailableError`. `ready` is for shards that may still be on their way.
     """
 
     collate_fn: Callable[[list[Any]], Any] | None = None
@@ -158,7 +160,7 @@ def load(
         dataset,
         batch_sampler=_Samples(order, requests, options.ready),
         num_workers=options.num_workers,
-        pin_memory=options.pin_memory,
+        pin_memory=options.pin_memory and torch.accelerator.is_available(),
         collate_fn=options.collate_fn,
         prefetch_factor=max(1, ahead) if options.num_workers else None,
     )
@@ -169,6 +171,10 @@ def load(
     try:
         for positions in requests:
             yield ShardBatch(positions, next(batches))
+    except RuntimeError as error:
+        if not str(error).startswith("DataLoader worker (pid"):
+            raise
+        raise UnavailableError(f"a process that loads samples died: {error}") from error
     finally:
         if hasattr(batches, "close"):
             batches.close()

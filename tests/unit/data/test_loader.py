@@ -1,4 +1,8 @@
+import contextlib
+import os
 import pickle
+import subprocess
+import sys
 import threading
 
 import numpy as np
@@ -30,6 +34,7 @@ from tensorforge.errors import (
     InvalidInputError,
     NotFoundError,
 )
+from tensorforge.storage.local import LocalStore
 from tensorforge.storage.memory import MemoryStore
 
 SIZE = 50
@@ -236,3 +241,75 @@ def test_the_arena_of_the_memory_pool_lends_chunk_buffers(tmp_path):
         manager.launch(moves).wait(60)
         assert all(np.array_equal(store[i], rows[i]) for i in range(40))
         assert arena.stats().allocated_bytes == 0
+
+
+def test_without_an_accelerator_there_is_nothing_to_pin_for():
+    data = TensorDataset(torch.arange(8))
+    loader = ShardLoader(
+        data, ShuffledOrder(8, 1), DataShard(0, 0, 8), batch_size=4, pin_memory=True
+    )
+    assert sorted(int(x) for batch in loader for x in batch.data[0]) == list(range(8))
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_pinned_memory_is_torchs_where_there_is_an_accelerator(monkeypatch, wanted):
+    asked = []
+
+    class Recording(torch.utils.data.DataLoader):
+        def __init__(self, *arguments, pin_memory, **options):
+            asked.append(pin_memory)
+            super().__init__(*arguments, **options)
+
+    monkeypatch.setattr("tensorforge.data.loader.DataLoader", Recording)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    data, order = TensorDataset(torch.arange(8)), ShuffledOrder(8, 1)
+    loader = ShardLoader(data, order, DataShard(0, 0, 8), batch_size=4, pin_memory=wanted)
+    assert len(list(loader)) == 2
+    assert asked == [wanted]
+
+
+def test_worker_processes_load_from_a_packed_data_set(tmp_path):
+    rows = np.arange(60, dtype=np.int32).reshape(20, 3)
+    with contextlib.closing(LocalStore(tmp_path / "packed")) as blobs:
+        pack_array(blobs, rows, segments=3)
+        order = ShuffledOrder(20, 4)
+        loader = ShardLoader(
+            PackedDataset(blobs), order, DataShard(0, 0, 20), batch_size=6, num_workers=2
+        )
+        found = torch.cat([batch.data for batch in loader])
+    assert np.array_equal(found.numpy(), rows[order.take(0, 20)])
+
+
+KILLED = """
+import os, signal
+from torch.utils.data import get_worker_info
+from tensorforge.data import DataShard, ShardLoader, ShuffledOrder
+from tensorforge.errors import UnavailableError
+
+class Deadly:
+    def __len__(self):
+        return 8
+    def __getitem__(self, index):
+        if get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+loader = ShardLoader(Deadly(), ShuffledOrder(8, 1), DataShard(5, 0, 8), batch_size=1, num_workers=1)
+try:
+    next(iter(loader))
+except UnavailableError as error:
+    print(error, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_killed_worker_process_is_a_clear_error(tmp_path):
+    found = subprocess.run(
+        [sys.executable, "-c", KILLED],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=100,
+    )
+    assert found.stdout.startswith("a process that loads samples died: DataLoader worker (pid")
