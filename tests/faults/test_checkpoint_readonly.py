@@ -1,6 +1,11 @@
 """Folders that really cannot be written to: a clear error, the old checkpoint still loads, no litter."""
 
+import os
+import shutil
 import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,6 +19,8 @@ from tensorforge.checkpoint import (
     SingleProcess,
 )
 from tensorforge.storage.local import LocalStore
+
+NOBODY = 65534
 
 
 class State:
@@ -67,3 +74,37 @@ def test_a_file_system_that_is_mounted_read_only_is_a_storage_error(tmp_path):
         check_refused(folder / ".", "the system forbids it")
     finally:
         subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_folder_of_somebody_else_is_a_storage_error():
+    if os.geteuid():
+        pytest.skip("only root can become somebody else")
+    # Not below pytest's own folder, which others may not enter.
+    folder = Path(tempfile.mkdtemp(prefix="tensorforge-test-", dir="/var/tmp"))
+    try:
+        store = folder / "store"
+        folder.chmod(0o755)
+        save(store, 1, "good")
+        command = [sys.executable, __file__, str(store)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "refused" in done.stdout
+        assert newest(store) == 1
+    finally:
+        shutil.rmtree(folder)
+
+
+def as_somebody_else(folder):
+    """In a process of its own, which cannot go back."""
+    with tempfile.TemporaryDirectory() as place:
+        save(Path(place), 0, "warm-up")  # everything is imported while it still can be
+        newest(Path(place))
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+    check_refused(folder, "the system forbids it")
+    print("refused")
+
+
+if __name__ == "__main__":
+    as_somebody_else(Path(sys.argv[1]))

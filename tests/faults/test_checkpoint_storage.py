@@ -214,3 +214,22 @@ def test_a_folder_without_permission_is_refused_by_name(tmp_path):
         CheckpointErrorType.STORAGE_ERROR,
         CheckpointErrorType.SAVE_FAILED,
     )
+
+
+def test_the_store_is_not_listed_at_every_save():
+    class Counting(MemoryStore):
+        listed = 0
+
+        def list(self, prefix=""):
+            self.listed += 1
+            return super().list(prefix)
+
+    store = Counting()
+    checkpoint = DistributedCheckpoint(SingleProcess(), store)
+    checkpoint.save(State(1, 10))
+    first = store.listed
+    assert first
+    checkpoint.save(State(2, 10))
+    assert store.listed == first
+    DistributedCheckpoint(SingleProcess(), store).save(State(4, 10))
+    assert store.listed > first

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -56,6 +57,7 @@ from tensorforge.errors import CheckpointErrorType, TensorForgeError
 from tensorforge.storage.blobs import BlobStore
 
 _SAVE_FAILED = CheckpointErrorType.SAVE_FAILED
+_SWEEP_SECONDS = 600.0
 
 
 class Description(msgspec.Struct, frozen=True):
@@ -123,6 +125,7 @@ class Saver:
         self._coordinator = coordinator
         self._store = store
         self._faults = faults
+        self._next_sweep = 0.0
 
     def plan(
         self,
@@ -158,9 +161,15 @@ class Saver:
             compressed=options.compression_level is not CompressionLevel.NONE
             or options.increment is not None,
         )
-        shelf.sweep(self._store)
+        self._sweep_now_and_then()
         intent = shelf.announce(self._store, prefix, len(reports), guard.timeout)
         return SavePlan(intent, plans, ties)
+
+    def _sweep_now_and_then(self) -> None:
+        """At the first save, after one that failed, and every ten minutes: it lists the whole store."""
+        if time.monotonic() >= self._next_sweep:
+            shelf.sweep(self._store)
+            self._next_sweep = time.monotonic() + _SWEEP_SECONDS
 
     def _round(self, report: type[Any], decision: type[Any]) -> Round[Any, Any]:
         return Round(self._coordinator, report, decision, _SAVE_FAILED)
@@ -208,6 +217,7 @@ class Saver:
             committed: Committed = self._round(ShardData, Committed).agree(mine, commit, guard)
             return committed
         except BaseException as error:
+            self._next_sweep = 0.0
             self._undo(ticket, everybody_stopped=not isinstance(error, SilentRankError))
             raise
 
