@@ -152,7 +152,7 @@ def test_a_minority_that_is_cut_off_commits_nothing_and_comes_back_as_newcomers(
         distant_host.plug()
         running.wait_until(lambda: newest(running, "c") > alone_since + 50, "c is back")
         healed = [e for e in running.events() if e["kind"] == "formed" and e["worker"] == "c"][-1]
-        assert healed["healed_bytes"] > 0
+        assert healed["moved"]["state_bytes"] > 0
         stop_and_check(running, alone, "a", "b", "c")
 
 
