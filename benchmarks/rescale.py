@@ -271,7 +271,13 @@ def torchrun(repeats: int, folder: Path) -> list[float]:
     with (folder / "torchrun.log").open("w") as output:
         agent = subprocess.Popen(
             command,
-            env=os.environ | {"BENCH_LOG": str(log), "OMP_NUM_THREADS": "1"},
+            env=os.environ
+            | {
+                "BENCH_LOG": str(log),
+                "OMP_NUM_THREADS": "1",
+                # With the agent's store, restarted workers look for their predecessors and never connect.
+                "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            },
             stdout=output,
             stderr=output,
         )
