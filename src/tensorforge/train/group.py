@@ -162,11 +162,12 @@ class GenerationGroup:
         self.abort("the group was closed")
         with self._lock:
             self._closed = True
-            grave = (self._backend, self._pending)
+            # In a list, so that the last reference goes in the other thread: gloo's destructor may block.
+            grave, pending = [self._backend], self._pending
             self._backend, self._pending, self._sockets = None, [], {}
         if grave[0] is not None:
             name = f"gloo-grave-{self.generation}"
-            threading.Thread(target=_bury, args=grave, name=name, daemon=True).start()
+            threading.Thread(target=_bury, args=(grave, pending), name=name, daemon=True).start()
 
     def _wait(self, work: Any) -> None:
         done: list[bool] = []
@@ -270,14 +271,14 @@ class GenerationGroup:
         return [bytes(rows[rank, : int(sizes[rank])]) for rank in range(self.world_size)]
 
 
-def _bury(backend: Any, pending: list[Any]) -> None:
+def _bury(grave: list[Any], pending: list[Any]) -> None:
     for work in pending:
         try:
             work.wait()
         except RuntimeError:
             continue
     pending.clear()
-    del backend
+    grave.clear()
 
 
 def _ports(fd: int, name: str) -> set[int]:
