@@ -1,5 +1,7 @@
 """Shards that live on the workers' own disks: they move by the plan while training goes on."""
 
+import os
+import signal
 import time
 from pathlib import Path
 
@@ -16,6 +18,7 @@ from tensorforge.storage.local import LocalStore
 from tensorforge.testing.storms import check_history
 from tensorforge.train import LocalShards, Run, RunConfig
 
+ENDLESS = 1_000_000
 LEAST = {"redistribution_type": RedistributionType.INCREMENTAL}
 
 
@@ -54,7 +57,6 @@ def train(total, folder, pause=0.0):
                 computed += 1
             if step.commit():
                 run._log.write("computed", step=step.number, shards=computed)
-        run._log.write("held", shards=sorted(run._plane.held) if run._plane else [])
     return run.digest()
 
 
@@ -96,37 +98,47 @@ def computed_by(running, worker):
     return events[-1]["shards"] if events else 0
 
 
-def digests(running):
-    return {f["digest"] for f in running.finals().values() if f["outcome"] == "complete"}
+def finish(running, undisturbed):
+    """Stop all workers after the same step: they have what one worker alone has after as many."""
+    os.kill(running.workers["a"].pid, signal.SIGUSR2)
+    running.wait_for_end()
+    steps = running.committed_step() + 1
+    finals = running.finals().values()
+    assert {f["outcome"] for f in finals} == {"stopped"}
+    assert {f["digest"] for f in finals} == {undisturbed(steps)}
+    check_history(running.events(), steps)
 
 
-def test_a_newcomer_gets_its_shards_from_the_others_and_no_more_than_it_must(
-    cluster, folder, undisturbed
-):
-    with cluster(
-        main=train, arguments=(120, str(folder), 0.004), workers=None, config=LEAST
-    ) as running:
+@pytest.fixture
+def three_workers(cluster, folder):
+    """They have fetched their shards, and train on until they are stopped."""
+    arguments = (ENDLESS, str(folder), 0.004)
+    with cluster(main=train, arguments=arguments, workers=None, config=LEAST) as running:
         for name in "abc":
             running.start_worker(name)
         running.wait_until(
             lambda: sorted(map(len, shards_on_disk(folder))) == [4, 4, 4], "the first shards"
         )
-        running.wait_for_step(20)
-        running.start_worker("d")
-        running.wait_until(lambda: computed_by(running, "d") == 3, "the newcomer's share of work")
-        plan = last_plan(running)
-        assert (plan["moved_shards"], plan["minimum"], plan["from_origin"]) == (3, 3, 0)
-        running.wait_for_end()
-        assert digests(running) == {undisturbed(120)}
-        check_history(running.events(), 120)
-        held = shards_on_disk(folder)
-        assert sorted(len(place) for place in held) == [3, 3, 3, 3]
-        assert set().union(*held) == set(range(12))
+        yield running
+
+
+def test_a_newcomer_gets_its_shards_from_the_others_and_no_more_than_it_must(
+    three_workers, folder, undisturbed
+):
+    three_workers.start_worker("d")
+    three_workers.wait_until(lambda: computed_by(three_workers, "d") == 3, "its share of work")
+    plan = last_plan(three_workers)
+    assert (plan["moved_shards"], plan["minimum"], plan["from_origin"]) == (3, 3, 0)
+    finish(three_workers, undisturbed)
+    held = shards_on_disk(folder)
+    assert sorted(len(place) for place in held) == [3, 3, 3, 3]
+    assert set().union(*held) == set(range(12))
 
 
 def test_training_goes_on_while_shards_are_on_their_way(cluster, folder, undisturbed):
     (folder / "gate").unlink()
-    with cluster(main=train, arguments=(60, str(folder), 0.004), workers=2) as running:
+    arguments = (ENDLESS, str(folder), 0.004)
+    with cluster(main=train, arguments=arguments, workers=2) as running:
         running.start_worker("a")
         running.start_worker("b")
         running.wait_for_step(10)  # by single samples from the origin
@@ -135,26 +147,13 @@ def test_training_goes_on_while_shards_are_on_their_way(cluster, folder, undistu
         running.wait_until(
             lambda: sorted(len(place) for place in shards_on_disk(folder)) == [6, 6], "shards"
         )
-        running.wait_for_end()
-        assert digests(running) == {undisturbed(60)}
+        finish(running, undisturbed)
 
 
-def test_a_killed_workers_shards_come_back_with_whoever_takes_its_place(
-    cluster, folder, undisturbed
-):
-    with cluster(
-        main=train, arguments=(120, str(folder), 0.004), workers=None, config=LEAST
-    ) as running:
-        for name in "abc":
-            running.start_worker(name)
-        running.wait_until(
-            lambda: sorted(map(len, shards_on_disk(folder))) == [4, 4, 4], "the first shards"
-        )
-        running.kill("b")
-        running.wait_until(lambda: computed_by(running, "a") == 6, "its shards at the others")
-        running.start_worker("d")
-        running.wait_until(lambda: computed_by(running, "d") == 4, "the newcomer's share of work")
-        assert last_plan(running)["moved_shards"] == 0, "it found the shards on the disk"
-        running.wait_for_end()
-        assert digests(running) == {undisturbed(120)}
-        check_history(running.events(), 120)
+def test_a_killed_workers_shards_come_back_with_whoever_takes_its_place(three_workers, undisturbed):
+    three_workers.kill("b")
+    three_workers.wait_until(lambda: computed_by(three_workers, "a") == 6, "more work for the rest")
+    three_workers.start_worker("d")
+    three_workers.wait_until(lambda: computed_by(three_workers, "d") == 4, "its share of work")
+    assert last_plan(three_workers)["moved_shards"] == 0, "it found the shards on the disk"
+    finish(three_workers, undisturbed)
