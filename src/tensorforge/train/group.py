@@ -16,6 +16,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -181,7 +182,6 @@ class GenerationGroup:
         with self._lock:
             self._wait_for_the_end(done)
             if not done:
-                self._pending.append(work)
                 raise GroupAbortedError(f"generation {self.generation}: {self._aborted}")
         try:
             work.wait()
@@ -213,7 +213,9 @@ class GenerationGroup:
                 raise GroupAbortedError(f"generation {self.generation}: {reason}")
             backend = self._backend
         try:
-            return begin(backend)
+            work = begin(backend)
+            self._pending = [*(w for w in self._pending if not w.is_completed()), work]
+            return work
         except RuntimeError as error:
             self.abort(f"a peer broke off ({_cause(error)})")
             raise GroupAbortedError(
@@ -272,11 +274,10 @@ class GenerationGroup:
 
 
 def _bury(grave: list[Any], pending: list[Any]) -> None:
-    for work in pending:
-        try:
-            work.wait()
-        except RuntimeError:
-            continue
+    """Asks again and again instead of waiting in gloo: a thread that comes back from there while the
+    interpreter ends would abort the process."""
+    while not all(work.is_completed() for work in pending):
+        time.sleep(_LOOK_SECONDS)
     pending.clear()
     grave.clear()
 
