@@ -5,6 +5,7 @@ import os
 import pytest
 
 from tensorforge.testing.storms import Storm, check_history, draw_storm
+from tensorforge.train import Loading
 
 TOTAL = 40
 CASES = [("mlp", "sgd"), ("transformer", "adamw"), ("convnet", "sgd"), ("transformer", "sgd")]
@@ -15,6 +16,8 @@ def survive(cluster, alone, seed):
     digest, losses = alone(kind, optimizer, TOTAL)
     # Every other storm hits workers that send while they compute, in many small buckets.
     settings = {"bucket_bytes": 600} if seed // 4 % 2 else {}
+    if seed % 5 == 4:
+        settings["loading"] = Loading(num_workers=1)
     with cluster(kind, optimizer, TOTAL, workers=4, name=seed, settings=settings) as running:
         storm = Storm(running)
         storm.start(3)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import random
 import socket
 
+import numpy as np
 import torch
 import torch._dynamo  # the first optimizer would import it, which leaves a folder behind
 from torch import nn
@@ -48,6 +50,20 @@ class MLP(nn.Sequential):
         super().__init__(nn.Linear(10, 37), nn.Tanh(), nn.Linear(37, 3))
 
 
+class Noisy:
+    """Draws from every random stream for each sample, as augmentations do."""
+
+    def __init__(self, samples):
+        self._samples = samples
+
+    def __len__(self):
+        return len(self._samples)
+
+    def __getitem__(self, index):
+        x, y = self._samples[index]
+        return x + torch.randn(()) * random.random() + np.random.rand(), y
+
+
 def data(kind, size=203):
     generator = torch.Generator().manual_seed(5)
     if kind == "transformer":
@@ -71,7 +87,15 @@ def optimizer_for(name, model):
     return torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 
-def make_run(kind, optimizer="adamw", membership=None, checkpoints=None, **settings):
+def make_run(
+    kind,
+    optimizer="adamw",
+    membership=None,
+    checkpoints=None,
+    loading=None,
+    dataset=None,
+    **settings,
+):
     torch.set_num_threads(1)
     torch.manual_seed(11)
     model = MODELS[kind]()
@@ -81,9 +105,10 @@ def make_run(kind, optimizer="adamw", membership=None, checkpoints=None, **setti
     return Run(
         model,
         chosen,
-        data(kind),
+        dataset or data(kind),
         config,
         scheduler=scheduler,
+        loading=loading,
         checkpoints=checkpoints,
         membership=membership,
     )

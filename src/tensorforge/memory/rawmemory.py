@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import mmap
 from collections.abc import Sequence
 from typing import cast
 
@@ -12,18 +13,35 @@ import torch
 from tensorforge.errors import CapacityError, InvalidInputError
 from tensorforge.memory.compaction import Move
 
+HUGE_PAGE = 2 << 20
+
 _CHUNK = 16 << 20
+
+_system = ctypes.CDLL(None)
+_system.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class RawMemory:
-    """`capacity` bytes on a device; offset 0 has an address that is a multiple of `alignment`."""
+    """`capacity` bytes on a device; offset 0 has an address that is a multiple of `alignment`.
+
+    With `huge_pages` the system is asked to back memory on the CPU with pages of 2 MiB: they are filled in
+    faster, and a disk takes them in fewer pieces. Where it has none, ordinary pages do.
+    """
 
     def __init__(
-        self, capacity: int, device: torch.device, alignment: int, *, pin_memory: bool
+        self,
+        capacity: int,
+        device: torch.device,
+        alignment: int,
+        *,
+        pin_memory: bool,
+        huge_pages: bool = False,
     ) -> None:
         self.device = device
         self._storage = _reserve(capacity + alignment, device, pin_memory)
         self._base = -self._storage.data_ptr() % alignment
+        if huge_pages and device.type == "cpu":
+            _ask_for_huge_pages(self._storage.data_ptr(), self._storage.nbytes())
 
     def slice(self, offset: int, nbytes: int) -> torch.UntypedStorage:
         """A storage of its own over `nbytes` of this memory, which it keeps alive."""
@@ -79,6 +97,15 @@ def _reserve(nbytes: int, device: torch.device, pin_memory: bool) -> torch.Untyp
             f"no arena on {device} with pin_memory={pin_memory}: {error}"
         ) from error
     return memory.untyped_storage()
+
+
+def _ask_for_huge_pages(address: int, nbytes: int) -> None:
+    """It is advice: a system that cannot or will not is left alone."""
+    advice = getattr(mmap, "MADV_HUGEPAGE", None)
+    start = -(-address // HUGE_PAGE) * HUGE_PAGE
+    length = (address + nbytes - start) // HUGE_PAGE * HUGE_PAGE
+    if advice is not None and length > 0:
+        _system.madvise(start, length, advice)
 
 
 def bytes_of(shape: Sequence[int], dtype: torch.dtype) -> int:

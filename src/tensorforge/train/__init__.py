@@ -4,6 +4,7 @@
     layout, gradients, reduction           a step's gradient: per shard, along the tree, over the members
     group, membership, session             the generations: their process groups, how a worker follows them
     agreement, healing, state              one state on all members after every change
+    loading, loading_processes             micro-batches, loaded when they are needed or ahead of that
     local_shards, shard_plane              data that workers hold, moved by the plan while training goes on
     progress, engine, step, run            what a training script sees, and what works behind it
 
@@ -17,15 +18,17 @@ from tensorforge.train.config import RunConfig
 if TYPE_CHECKING:
     from tensorforge.train.checkpoints import CheckpointPlan
     from tensorforge.train.evaluation import Evaluation
+    from tensorforge.train.loading_processes import Loading
     from tensorforge.train.local_shards import LocalShards
     from tensorforge.train.run import Run
     from tensorforge.train.step import Step
 
-__all__ = ["CheckpointPlan", "Evaluation", "LocalShards", "Run", "RunConfig", "Step"]
+__all__ = ["CheckpointPlan", "Evaluation", "Loading", "LocalShards", "Run", "RunConfig", "Step"]
 
 _HOMES = {
     "CheckpointPlan": "checkpoints",
     "Evaluation": "evaluation",
+    "Loading": "loading_processes",
     "LocalShards": "local_shards",
     "Run": "run",
     "Step": "step",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from tensorforge.data.shards import DataShard
 from tensorforge.train.gradients import EntryReady, StepGradients, step_facts
 from tensorforge.train.layout import Entries, Layout
+from tensorforge.train.loading import Piece, pieces
 from tensorforge.train.progress import Prepared, TrainingState
 from tensorforge.train.reduction import Exchange, TreeReduction
 from tensorforge.train.session import Session
@@ -59,15 +60,35 @@ class StepEngine:
 
     def divide(self, held: Sequence[Sequence[Node]]) -> None:
         """Divide the next step among the members, of whom each one holds some nodes already."""
-        places = None
-        if self._plane is not None and self._plane.placement is not None:
-            places = self._plane.placement.places
-        self._shares = share_work(self._tree, held, places)
+        self._shares = self._divided(held)
         kept = self._shares[self._session.rank].kept
         if kept and self._attempt is not None:
             self._attempt.gradients.keep_only(kept)
         else:
             self._attempt = None
+
+    def _divided(self, held: Sequence[Sequence[Node]]) -> tuple[Share, ...]:
+        places = None
+        if self._plane is not None and self._plane.placement is not None:
+            places = self._plane.placement.places
+        return share_work(self._tree, held, places)
+
+    def upcoming(self, first: Piece) -> Iterator[Piece]:
+        """What is to be loaded here, from a piece of the current step on, as long as nothing changes."""
+        rank, workers = self._session.rank, self._session.world_size
+        accumulation = self._state.config.accumulation
+        steps = self._state.batches_ahead(workers)
+
+        def mine(compute: Sequence[int]) -> Iterator[Piece]:
+            epoch, taken = next(steps)
+            for shard in compute:
+                yield from pieces(epoch, taken[shard], accumulation)
+
+        now = list(mine(self._shares[rank].compute))
+        yield from now[now.index(first) :] if first in now else (first,)
+        always = self._divided([()] * workers)[rank].compute
+        while always:
+            yield from mine(always)
 
     def next_step(self, host: StepHost) -> Step:
         """An attempt at the next step."""
@@ -89,7 +110,7 @@ class StepEngine:
         group = self._session.group
         if group is None or not self._reduction.overlaps or self._session.interrupted:
             return None
-        parts = step.gradients.planned_parts()
+        parts = step.gradients.planned_parts(self._reduction.room(group.world_size))
         self._exchange = self._reduction.begin(group, self._nodes(), parts, early=True)
         return self._exchange.entry_ready
 

@@ -81,9 +81,14 @@ class StepGradients:
             for buffer, initial in zip(layout.fixed, self._initial_fixed, strict=True):
                 buffer.copy_(initial)
 
-    def planned_parts(self) -> dict[Node, Entries]:
-        """The sums of all nodes here as they will be once the open shard is done: filled as it goes on."""
+    def planned_parts(self, room: Entries) -> dict[Node, Entries]:
+        """The sums of all nodes here as they will be once the open shard is done: filled as it goes on.
+
+        Those that the open shard goes into will lie in `room`, if nothing else does and they are sums.
+        """
         shard = self._shard()
+        if shard.parts and all(part.values is not room for part in self._parts.values()):
+            shard.target = room
         gone = {sibling for sibling, _ in shard.merges}
         parts = {node: part.values for node, part in self._parts.items() if node not in gone}
         parts[shard.node] = shard.target
@@ -214,7 +219,8 @@ class _OpenShard:
     """A shard that is being computed, and the sums that it goes into.
 
     `merges` are the complete siblings that it joins on its way up, to `node`; `parts` are their sums,
-    and whether the sibling is the left one. The sum at `node` will be in `target`.
+    and whether the sibling is the left one. The sum at `node` will be in `target`: the memory of the last of
+    the parts, if there are any, or memory that is meant for sending.
     """
 
     number: int
@@ -232,9 +238,12 @@ class _OpenShard:
     def add(self, place: EntryPlace, value: torch.Tensor) -> None:
         """Add an entry along the tree. A sum does not depend on which of its two sides it is stored in."""
         group, entry = place
-        for values, _ in self.parts:
+        if not self.parts:
+            self.target[group][entry] = value
+            return
+        for values, _ in self.parts[:-1]:
             value = values[group][entry].add_(value)
-        self.target[group][entry] = value
+        torch.add(self.parts[-1][0][group][entry], value, out=self.target[group][entry])
 
     def choose(self, place: EntryPlace, value: torch.Tensor) -> None:
         """Of values that are not added up the leftmost shard's is taken."""
@@ -242,7 +251,10 @@ class _OpenShard:
         for values, is_left in self.parts:
             if is_left:
                 value = values[group][entry]
-        self.target[group][entry] = value.clone()
+        if self.parts:
+            self.target[group][entry].copy_(value)
+        else:
+            self.target[group][entry] = value.clone()
 
 
 def step_facts(

@@ -7,17 +7,19 @@ gloo cannot be interrupted by its own means, so three rules hold here:
 2. Aborting shuts the group's own sockets down, by their inode numbers, so that peers learn of it at once
    and a late abort can never hit the sockets of the next generation.
 3. A dead group is buried by a thread of its own, which waits for the operations that gloo still has in hand
-   (they end with their timeout at the latest) and then drops everything.
+   (they end with their timeout at the latest) and then drops everything. The interpreter does not end while
+   a group is being dropped: a thread that came back from gloo after that would abort the process.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -28,7 +30,11 @@ import torch.distributed
 from tensorforge.errors import UnavailableError
 
 _LOOK_SECONDS = 0.1
-_TCP_ESTABLISHED, _TCP_LISTEN = 1, 10
+_TCP_ESTABLISHED = 1
+
+_burials = threading.Lock()
+"""Held while a group is dropped, and for good once the interpreter ends."""
+atexit.register(_burials.acquire, timeout=10.0)
 
 dist: Any = torch.distributed
 """Without types: torch tells type checkers nothing of the names that are used here."""
@@ -57,8 +63,8 @@ class GenerationGroup:
 
     `abort` may be called by any thread at any time, also while the group is still being formed; every
     wait then ends with `GroupAbortedError`. `operation_timeout` bounds each operation even if nobody aborts.
-    Other threads may open sockets while the group is formed; those at `spared_ports` (the coordinator's,
-    the workers') are never cut.
+    Other threads may open sockets while the group is formed: listening ones and those with one of
+    `spared_ports` (the coordinator's, the workers') at either end are never cut.
     """
 
     def __init__(
@@ -146,7 +152,7 @@ class GenerationGroup:
         opened = {
             fd: name
             for fd, name in _sockets().items()
-            if before.get(fd) != name and not spared & _ports(fd, name)
+            if before.get(fd) != name and _is_connection(fd, name, spared)
         }
         return backend, opened
 
@@ -278,26 +284,9 @@ def _bury(grave: list[Any], pending: list[Any]) -> None:
     interpreter ends would abort the process."""
     while not all(work.is_completed() for work in pending):
         time.sleep(_LOOK_SECONDS)
-    pending.clear()
-    grave.clear()
-
-
-def _ports(fd: int, name: str) -> set[int]:
-    """The ports at both ends of a TCP socket."""
-    try:
-        copy = os.dup(fd)
-    except OSError:
-        return set()
-    if not _is_named(copy, name):
-        return set()
-    with socket.socket(fileno=copy) as end:
-        found = set()
-        for ask in (end.getsockname, end.getpeername):
-            try:
-                found.add(ask()[1])
-            except (OSError, IndexError, TypeError):
-                continue
-        return found
+    with _burials:
+        pending.clear()
+        grave.clear()
 
 
 def _sockets() -> dict[int, str]:
@@ -312,44 +301,54 @@ def _sockets() -> dict[int, str]:
     return found
 
 
-def _is_cut(fd: int, name: str) -> bool:
-    """Whether the other end of a connection is closed."""
+@contextlib.contextmanager
+def _duplicate(fd: int, name: str) -> Iterator[socket.socket | None]:
+    """A socket of our own for the same connection, or None if it is gone.
+
+    Its name is asked of the duplicate, which nobody else can close: the number it was made from may stand
+    for another socket, or for no socket at all, by now.
+    """
     try:
         copy = os.dup(fd)
     except OSError:
-        return False
-    if not _is_named(copy, name):
-        return False
+        yield None
+        return
+    if str(Path(f"/proc/self/fd/{copy}").readlink()) != name:
+        os.close(copy)
+        yield None
+        return
     with socket.socket(fileno=copy) as end:
+        yield end
+
+
+def _is_connection(fd: int, name: str, spared: Collection[int]) -> bool:
+    """Whether it is a TCP connection with none of the spared ports at either end."""
+    with _duplicate(fd, name) as end:
+        if end is None:
+            return False
+        try:
+            return not {end.getsockname()[1], end.getpeername()[1]} & set(spared)
+        except (OSError, IndexError, TypeError):
+            return False
+
+
+def _is_cut(fd: int, name: str) -> bool:
+    """Whether the other end of a connection is closed."""
+    with _duplicate(fd, name) as end:
+        if end is None:
+            return False
         try:
             state = end.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
         except OSError:
             return False
-        return state not in (_TCP_ESTABLISHED, _TCP_LISTEN)
+        return state != _TCP_ESTABLISHED
 
 
 def _shut_down(sockets: dict[int, str]) -> None:
     for fd, name in sockets.items():
-        try:
-            copy = os.dup(fd)
-        except OSError:
-            continue
-        if not _is_named(copy, name):
-            continue
-        with socket.socket(fileno=copy) as end, contextlib.suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)
-
-
-def _is_named(copy: int, name: str) -> bool:
-    """Whether a duplicate is the socket of that name; otherwise it is closed.
-
-    Asked of the duplicate, which nobody else can close: the number it was made from may stand for
-    another socket, or for no socket at all, by now.
-    """
-    if str(Path(f"/proc/self/fd/{copy}").readlink()) == name:
-        return True
-    os.close(copy)
-    return False
+        with _duplicate(fd, name) as end, contextlib.suppress(OSError):
+            if end is not None:
+                end.shutdown(socket.SHUT_RDWR)
 
 
 def _cause(error: BaseException) -> str:

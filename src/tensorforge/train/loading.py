@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import TensorDataset, default_collate
 
+from tensorforge.data.order import ShardLocalOrder, ShuffledOrder
+from tensorforge.data.shards import DataShard, quotas
 from tensorforge.errors import InvalidInputError
+from tensorforge.train.config import RunConfig
+from tensorforge.train.randomness import own_random_state, seed_everything
+from tensorforge.train.seeds import stream_seed
+
+Collate = Callable[[list[Any]], Any]
 
 
 def dataset_size(dataset: Any) -> int:
@@ -25,9 +32,9 @@ def dataset_size(dataset: Any) -> int:
     return size
 
 
-def fetch(dataset: Any, samples: Iterable[int], collate: Callable[[list[Any]], Any] | None) -> Any:
+def fetch(dataset: Any, samples: Iterable[int], collate: Collate | None) -> Any:
     """The samples with these numbers, collated."""
-    if collate is None and isinstance(dataset, TensorDataset):
+    if _is_plain(dataset, collate):
         numbers = torch.tensor([int(number) for number in samples])
         return [tensor[numbers] for tensor in dataset.tensors]
     wanted = [int(number) for number in samples]
@@ -36,3 +43,55 @@ def fetch(dataset: Any, samples: Iterable[int], collate: Callable[[list[Any]], A
     else:
         items = [dataset[number] for number in wanted]
     return (collate or default_collate)(items)
+
+
+def _is_plain(dataset: Any, collate: Collate | None) -> bool:
+    return collate is None and isinstance(dataset, TensorDataset)
+
+
+class Piece(NamedTuple):
+    """The positions `[start, stop)` of an epoch's order: what one micro-batch is made of."""
+
+    epoch: int
+    start: int
+    stop: int
+
+
+def pieces(epoch: int, part: DataShard, accumulation: int) -> Iterator[Piece]:
+    """A shard's part of a step, cut into its micro-batches."""
+    start = part.start_index
+    if part.size:
+        for size in quotas(part.size, min(accumulation, part.size)):
+            yield Piece(epoch, start, start + size)
+            start += size
+
+
+class BatchSource:
+    """Loads a piece when it is asked for.
+
+    What is random in the dataset or the collate function has a stream per piece. It depends on the seed and
+    the positions alone, so it does not matter where a piece is loaded, or how often.
+    """
+
+    def __init__(self, dataset: Any, config: RunConfig, collate: Collate | None) -> None:
+        self._dataset = dataset
+        self._size = dataset_size(dataset)
+        self._config = config
+        self._collate = collate
+        self._order: ShuffledOrder | ShardLocalOrder | None = None
+
+    def load(self, piece: Piece) -> Any:
+        """The batch."""
+        if self._order is None or self._order.epoch != piece.epoch:
+            self._order = self._config.order(self._size, piece.epoch)
+        samples = self._order.take(piece.start, piece.stop)
+        if _is_plain(self._dataset, self._collate):
+            return fetch(self._dataset, samples, None)  # nothing is random in it
+        with own_random_state():
+            seed_everything(
+                stream_seed(self._config.seed, piece.epoch, piece.start, purpose="data")
+            )
+            return fetch(self._dataset, samples, self._collate)
+
+    def close(self) -> None:
+        """Nothing to do: it holds nothing."""

@@ -19,6 +19,7 @@ from tensorforge.train.config import RunConfig
 from tensorforge.train.gradients import StepGradients
 from tensorforge.train.layout import Entries
 from tensorforge.train.state import FlatState, flatten, unflatten
+from tensorforge.wording import counted
 
 _FORMAT = 1
 
@@ -90,17 +91,29 @@ class TrainingState:
 
     def next_batch(self, workers: int) -> tuple[DataShard, ...]:
         """What each shard gives to the next step; some may give nothing."""
-        step = self.committed_step + 1
+        return self._batch_after(self.ledger, workers)
+
+    def batches_ahead(self, workers: int) -> Iterator[tuple[int, tuple[DataShard, ...]]]:
+        """Epoch and batch of the next step and of all that follow it, as long as nothing changes."""
+        ledger = self.ledger
+        while True:
+            taken = self._batch_after(ledger, workers)
+            yield ledger.epoch, taken
+            ledger = _after(ledger, ledger.committed_step + 1, taken)
+            if ledger.is_complete:
+                ledger = ledger.next_epoch()
+
+    def _batch_after(self, ledger: Ledger, workers: int) -> tuple[DataShard, ...]:
         batch = self.config.global_batch(workers, self.base_workers or workers)
-        amounts = self.config.amounts(step, batch)
+        amounts = self.config.amounts(ledger.committed_step + 1, batch)
         taken = tuple(
-            self.ledger.batch(shard, amount) if amount else _nothing(self.ledger, shard)
+            ledger.batch(shard, amount) if amount else _nothing(ledger, shard)
             for shard, amount in enumerate(amounts)
         )
         if any(part.size for part in taken):
             return taken
         # The last samples lie in shards whose turn it is not: everybody may give.
-        return tuple(self.ledger.batch(shard, 1) for shard in range(self.config.shards))
+        return tuple(ledger.batch(shard, 1) for shard in range(self.config.shards))
 
     def learning_rate(self, workers: int) -> float:
         """The first group's rate on so many workers."""
@@ -122,7 +135,7 @@ class TrainingState:
         with self._rates_for(prepared.workers):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        ledger = self.ledger.commit(prepared.step, [part for part in prepared.taken if part.size])
+        ledger = _after(self.ledger, prepared.step, prepared.taken)
         if ledger.is_complete:
             ledger.prove()
             self.epochs_proven += 1
@@ -244,8 +257,12 @@ class TrainingState:
             raise IntegrityError(
                 f"{self.epochs_proven} epochs were proven complete, but {self.ledger.epoch} are over"
             )
-        done = f"{self.epochs_proven} epochs complete; " if self.epochs_proven else ""
+        done = f"{counted(self.epochs_proven, 'epoch')} complete; " if self.epochs_proven else ""
         return f"{done}{proof}"
+
+
+def _after(ledger: Ledger, step: int, taken: tuple[DataShard, ...]) -> Ledger:
+    return ledger.commit(step, [part for part in taken if part.size])
 
 
 def _nothing(ledger: Ledger, shard: int) -> DataShard:

@@ -56,6 +56,7 @@ class TreeReduction:
         self._buckets: dict[int, list[Bucket]] = {}
         self._memory: dict[tuple[str, int], torch.Tensor] = {}
         self._totals: dict[int, list[torch.Tensor]] = {}
+        self._rooms: dict[int, _Room] = {}
         size = sum(group.size * group.dtype.itemsize for group in layout.groups)
         self.overlaps = size >= bucket_bytes // 4
         """Whether a thread saves more than it costs; less than that is sent at the end."""
@@ -124,16 +125,32 @@ class TreeReduction:
         return self._tree.fold(parts, add)
 
     def total(self, members: int) -> list[torch.Tensor]:
-        """Memory for the result; the last bucket of each group has room for its padding."""
+        """Memory for the result."""
         if members not in self._totals:
-            sizes = [group.size for group in self.layout.groups]
-            for bucket in self.buckets(members):
-                end = bucket.start + bucket.width * members
-                sizes[bucket.group] = max(sizes[bucket.group], end)
-            groups = zip(sizes, self.layout.groups, strict=True)
-            flats = [torch.zeros(size, dtype=group.dtype) for size, group in groups]
-            self._totals = {members: flats}
+            self._totals = {members: self._flats(members)}
         return self._totals[members]
+
+    def room(self, members: int) -> Entries:
+        """Memory for the sums of one node: what lies there is sent without being packed first."""
+        if members not in self._rooms:
+            flats = self._flats(members)
+            groups = zip(self.layout.groups, flats, strict=True)
+            self._rooms = {members: _Room(flats, [group.views(flat) for group, flat in groups])}
+        return self._rooms[members].entries
+
+    def packed(self, entries: Entries, members: int) -> list[torch.Tensor] | None:
+        """The flat memory of entries that lie in `room`."""
+        room = self._rooms.get(members)
+        return room.flats if room is not None and room.entries is entries else None
+
+    def _flats(self, members: int) -> list[torch.Tensor]:
+        """A flat memory per group; the last bucket of each has room for its padding."""
+        sizes = [group.size for group in self.layout.groups]
+        for bucket in self.buckets(members):
+            end = bucket.start + bucket.width * members
+            sizes[bucket.group] = max(sizes[bucket.group], end)
+        groups = zip(sizes, self.layout.groups, strict=True)
+        return [torch.zeros(size, dtype=group.dtype) for size, group in groups]
 
     def memory(self, purpose: str, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory with anything in it, the same for the same purpose."""
@@ -147,6 +164,7 @@ class TreeReduction:
         """gloo may still write into what dead operations hold: never use it again."""
         self._memory.clear()
         self._totals.clear()
+        self._rooms.clear()
 
 
 class Exchange:
@@ -258,8 +276,11 @@ class Exchange:
 
     def _outgoing(self, bucket: Bucket, mine: Entries, purpose: str) -> torch.Tensor:
         """The bucket's part of the sums, in one piece. The gaps between entries hold anything."""
-        dtype = self._reduction.dtype(bucket)
-        packed = self._reduction.memory(purpose, bucket.width * self._group.world_size, dtype)
+        members, dtype = self._group.world_size, self._reduction.dtype(bucket)
+        flats = self._reduction.packed(mine, members)
+        if flats is not None:
+            return flats[bucket.group][bucket.start : bucket.start + bucket.width * members]
+        packed = self._reduction.memory(purpose, bucket.width * members, dtype)
         entries = self._reduction.layout.groups[bucket.group].entries
         for number in bucket.waits_for:
             entry = entries[number]
@@ -283,6 +304,14 @@ class Exchange:
         stop = bucket.start + bucket.width * self._group.world_size
         into = self._total[bucket.group][bucket.start : stop]
         return self._group.start_all_gather(into, finished)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """Flat memory, and the entries in it."""
+
+    flats: list[torch.Tensor]
+    entries: Entries
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,6 @@ import torch
 from torch import nn
 
 from tensorforge.catalog import CheckpointType
-from tensorforge.data.order import ShardLocalOrder, ShuffledOrder
 from tensorforge.errors import (
     ClosedError,
     ConfigurationError,
@@ -30,7 +29,8 @@ from tensorforge.train.engine import StepEngine, Wishes
 from tensorforge.train.evaluation import Evaluation
 from tensorforge.train.gradients import EntryReady
 from tensorforge.train.group import GenerationGroup, GroupAbortedError
-from tensorforge.train.loading import dataset_size, fetch
+from tensorforge.train.loading import BatchSource, Collate, Piece, dataset_size
+from tensorforge.train.loading_processes import Loading, LoadingProcesses
 from tensorforge.train.local_shards import LocalShards
 from tensorforge.train.membership import FixedMembership, Membership, Progress, RunEnd
 from tensorforge.train.progress import Prepared, Stateful, TrainingState
@@ -38,7 +38,7 @@ from tensorforge.train.runlog import RunLog
 from tensorforge.train.session import FormationTimes, Position, Session, Standing
 from tensorforge.train.shard_plane import ShardPlane
 from tensorforge.train.signals import SignalHandlers
-from tensorforge.train.step import Collate, Step
+from tensorforge.train.step import Step
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +69,7 @@ class Run:
         *,
         scheduler: Stateful | None = None,
         collate_fn: Collate | None = None,
+        loading: Loading | None = None,
         stateful: Mapping[str, Stateful] | None = None,
         before_update: Callable[[], None] | None = None,
         evaluation: Evaluation | None = None,
@@ -77,8 +78,8 @@ class Run:
     ) -> None:
         self.model = model
         self.config = config
-        self._dataset = dataset
-        self._collate = collate_fn
+        self._loading = loading or Loading()
+        self._batches: BatchSource | LoadingProcesses = BatchSource(dataset, config, collate_fn)
         self.state = TrainingState(
             model,
             optimizer,
@@ -88,11 +89,10 @@ class Run:
             stateful=stateful,
             before_update=before_update,
         )
-        self._plane = _plane(dataset, config)
+        self._plane = _plane(dataset, config, self._loading)
         self._membership = membership if membership is not None else default_membership(self._plane)
         self._session = Session(self._membership)
         self._engine = StepEngine(self.state, self._session, self._plane)
-        self._order: ShuffledOrder | ShardLocalOrder | None = None
         self._evaluation = evaluation
         self._checkpointer = None if checkpoints is None else Checkpointer(checkpoints)
         self._last_metrics: dict[str, float] = {}
@@ -123,10 +123,24 @@ class Run:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        early = self._left_early() if error is None else None
+        error = error or early
         if error is not None and self._is_open and not isinstance(error, TrainingAbortedError):
             text = "".join(traceback.format_exception(kind, error, trace))
             self._membership.abort(f"{type(error).__name__}: {error}", text)
         self.close()
+        if early is not None:
+            raise early
+
+    def _left_early(self) -> ConflictError | None:
+        """What is wrong with a loop that others still wait in; alone, everybody may go when they like."""
+        is_alone = isinstance(self._membership, FixedMembership) and self.world_size == 1
+        if is_alone or not self._is_open:
+            return None
+        return ConflictError(
+            f"the loop over run.steps() was left after step {self.state.committed_step}, before its end; "
+            "to end a run early call run.stop() and let the loop go on: it ends on all workers together"
+        )
 
     def close(self) -> None:
         """Leave the cluster. Doing it again changes nothing."""
@@ -135,6 +149,7 @@ class Run:
             self._engine.abandon_exchange()
             self._session.close()
             self._signals.remove()
+        self._batches.close()
         if self._plane is not None:
             self._plane.close()
         if self._checkpointer is not None:
@@ -178,11 +193,9 @@ class Run:
         """Take this worker out after the current step; the others go on. May be called by a signal handler."""
         self._leave_reason = self._session.leave_reason = reason
 
-    def load(self, epoch: int, start: int, stop: int) -> Any:
-        """The batch at positions `[start, stop)` of the epoch's order."""
-        if self._order is None or self._order.epoch != epoch:
-            self._order = self.config.order(self.state.ledger.size, epoch)
-        return fetch(self._dataset, self._order.take(start, stop), self._collate)
+    def load(self, piece: Piece) -> Any:
+        """The batch at these positions of the epoch's order. What `Step.batches` calls."""
+        return self._batches.load(piece)
 
     def steps(self, *, epochs: int | None = None, total: int | None = None) -> Iterator[Step]:
         """One turn per attempt at a step, until `epochs` are over or `total` steps are committed.
@@ -213,9 +226,15 @@ class Run:
         if self.outcome is not None:
             raise ClosedError(f"this run is over: {self.outcome}")
         if not self._is_open:
+            self._start_loading()
             self._is_open = True
             self._signals.install()
             self._session.connect()
+
+    def _start_loading(self) -> None:
+        """Before there are connections and handlers, which the processes would inherit."""
+        if self._loading.num_workers and isinstance(self._batches, BatchSource):
+            self._batches = LoadingProcesses(self._batches, self._loading, self._engine.upcoming)
 
     def _form(self, goal: _Goal) -> bool:
         """Whether there is a group to go on with."""
@@ -442,9 +461,15 @@ class _Goal:
         return state.epoch >= (self._epochs or 0)
 
 
-def _plane(dataset: Any, config: RunConfig) -> ShardPlane | None:
+def _plane(dataset: Any, config: RunConfig, loading: Loading) -> ShardPlane | None:
     if not isinstance(dataset, LocalShards):
         return None
+    if loading.num_workers:
+        raise ConfigurationError(
+            "num_workers",
+            loading.num_workers,
+            "must be 0 for local shards: only one process may hold them",
+        )
     if config.shuffle != "within_shards":
         raise ConfigurationError(
             "shuffle", config.shuffle, 'must be "within_shards" for a data set of local shards'

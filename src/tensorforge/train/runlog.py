@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from tensorforge.data.ledger import Ledger
+
+log = logging.getLogger(__name__)
 
 
 class RunLog:
@@ -19,6 +23,7 @@ class RunLog:
         self._worker = worker
         self._folder = folder
         self._file: TextIO | None = None
+        self._has_complained = False
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = (folder / f"{worker}.jsonl").open("a", buffering=1, encoding="utf-8")
@@ -33,14 +38,26 @@ class RunLog:
         """Append an event with the time and the worker's name."""
         if self._file is not None:
             line = {"kind": kind, "time": time.time(), "worker": self._worker, **facts}
-            self._file.write(json.dumps(line) + "\n")
+            with self._as_far_as_possible():
+                self._file.write(json.dumps(line) + "\n")
+
+    @contextmanager
+    def _as_far_as_possible(self) -> Iterator[None]:
+        """A full disk costs lines of the log, not the training; it is told once."""
+        try:
+            yield
+        except OSError as error:
+            if not self._has_complained:
+                self._has_complained = True
+                log.warning("what is logged is lost: %s; training goes on", error)
 
     def commit(self, rank: int, workers: int, facts: Mapping[str, Any]) -> None:
         """A committed step; rank 0 also appends it to the run's `metrics.jsonl`."""
         self.write("commit", workers=workers, **facts)
         if rank == 0 and self._folder is not None:
             line = {"time": time.time(), "world_size": workers, **facts}
-            with (self._folder.parent / "metrics.jsonl").open("a", encoding="utf-8") as file:
+            path = self._folder.parent / "metrics.jsonl"
+            with self._as_far_as_possible(), path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
     def ledger(self, ledger: Ledger) -> None:
@@ -58,14 +75,16 @@ class RunLog:
         }
         path = self._folder.parent / "ledger.json"
         temporary = path.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps(content), encoding="utf-8")
-        temporary.replace(path)
+        with self._as_far_as_possible():
+            temporary.write_text(json.dumps(content), encoding="utf-8")
+            temporary.replace(path)
 
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:
-            self._file.close()
-            self._file = None
+            file, self._file = self._file, None
+            with self._as_far_as_possible():
+                file.close()
 
 
 def read_run_logs(folder: Path) -> list[dict[str, Any]]:

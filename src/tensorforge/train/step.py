@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
 import torch
 
-from tensorforge.data.shards import DataShard, quotas
+from tensorforge.data.shards import DataShard
 from tensorforge.errors import ConflictError, InvalidInputError
 from tensorforge.train.gradients import EntryReady, StepGradients
+from tensorforge.train.loading import Piece, pieces
+from tensorforge.train.randomness import own_random_state, seed_everything
 from tensorforge.train.seeds import stream_seed
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class StepHost(Protocol):
         """Whether more work on this attempt is pointless."""
         ...
 
-    def load(self, epoch: int, start: int, stop: int) -> Any:
+    def load(self, piece: Piece) -> Any:
         """The batch at these positions of the epoch's order."""
         ...
 
@@ -80,7 +80,7 @@ class Step:
         Each shard has its own random stream, which depends on the seed, the epoch, the step and the shard
         alone. Ends early if the cluster changes; what was computed is kept.
         """
-        with _own_random_state():
+        with own_random_state():
             while self._todo and not self._host.interrupted:
                 yield from self._shard_batches(self._todo[0])
                 self._todo.pop(0)
@@ -93,17 +93,16 @@ class Step:
             return
         self._values = [0.0] * names
         self.gradients.begin_shard(shard)
-        _seed_everything(stream_seed(config.seed, self.epoch, self.number, shard))
-        start = part.start_index
-        for size in quotas(part.size, min(config.accumulation, part.size)):
+        seed_everything(stream_seed(config.seed, self.epoch, self.number, shard))
+        for piece in pieces(self.epoch, part, config.accumulation):
+            size = piece.stop - piece.start
             self._weight, self._is_done_with_batch = size / self.samples, False
-            self._is_last_piece = start + size == part.end_index
-            yield self._host.load(self.epoch, start, start + size)
+            self._is_last_piece = piece.stop == part.end_index
+            yield self._host.load(piece)
             if not self._is_done_with_batch:
                 raise ConflictError(
                     f"step {self.number}: step.backward(loss) was not called for a batch"
                 )
-            start += size
         self._weight = None
         self.gradients.end_shard(part.size / self.samples, self._values)
 
@@ -170,28 +169,3 @@ class Step:
             )
         self.was_tried = True
         return self._host.commit(self)
-
-
-@contextmanager
-def _own_random_state() -> Iterator[None]:
-    """Give the caller's random streams back as they were."""
-    numpy_state, python_state, torch_state = (
-        np.random.get_state(),
-        random.getstate(),
-        torch.get_rng_state(),
-    )
-    try:
-        yield
-    finally:
-        np.random.set_state(numpy_state)
-        random.setstate(python_state)
-        torch.set_rng_state(torch_state)
-
-
-def _seed_everything(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed & 0xFFFFFFFF)
-
-
-Collate = Callable[[list[Any]], Any]

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812
 from tensorforge.data.packed import pack_array
 from tensorforge.errors import ConfigurationError, ConflictError, InvalidInputError, NotFoundError
 from tensorforge.storage.local import LocalStore
-from tensorforge.train import LocalShards, Run, RunConfig
+from tensorforge.train import Loading, LocalShards, Run, RunConfig
 
 CONFIG = RunConfig(batch_size=8, shards=4, shuffle="within_shards")
 
@@ -87,3 +87,11 @@ def test_what_the_settings_or_the_folder_do_not_allow_is_refused(packed, tmp_pat
     train(LocalShards(packed, tmp_path / "held"))
     with pytest.raises(ConflictError, match="a folder of its own"):
         train(LocalShards(tmp_path / "other", tmp_path / "held"))
+
+
+def test_local_shards_are_loaded_by_the_one_process_that_holds_them(packed, tmp_path):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    data = LocalShards(packed, tmp_path / "held")
+    with pytest.raises(ConfigurationError, match="num_workers = 2: must be 0 for local shards"):
+        Run(model, optimizer, data, CONFIG, loading=Loading(num_workers=2))

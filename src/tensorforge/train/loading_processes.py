@@ -1,0 +1,201 @@
+"""Processes that load batches ahead of the training loop.
+
+What to load next is predicted from the ledger and this worker's share of the work. After a change of the
+cluster the prediction is made anew, and what was loaded in vain is dropped. Each process has a connection
+of its own, so one that dies is noticed at once and harms no other.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import multiprocessing
+import os
+import pickle
+import signal
+import socket
+import struct
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from tensorforge.errors import ConfigurationError, UnavailableError
+from tensorforge.train import batch_pipe
+from tensorforge.train.loading import BatchSource, Piece
+
+_PR_SET_PDEATHSIG = 1
+_PATIENCE_SECONDS = 2.0
+_REQUEST = struct.Struct("<3q")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """Where batches are loaded; the names are those of torch's `DataLoader`.
+
+    `num_workers` processes per worker load `prefetch_factor` batches each ahead of the training loop; 0: the
+    training process loads them itself, when they are needed. `worker_init_fn` is called in each process with
+    its number. `multiprocessing_context` is the way to start them: `"fork"` takes any dataset; `"spawn"` and
+    `"forkserver"` need one that can be pickled. None of this changes the numbers.
+    """
+
+    num_workers: int = 0
+    prefetch_factor: int = 2
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: str = "fork"
+
+    def __post_init__(self) -> None:
+        for field, least in (("num_workers", 0), ("prefetch_factor", 1)):
+            value = getattr(self, field)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ConfigurationError(field, value, f"must be a whole number, at least {least}")
+        known = multiprocessing.get_all_start_methods()
+        if self.multiprocessing_context not in known:
+            raise ConfigurationError(
+                "multiprocessing_context",
+                self.multiprocessing_context,
+                f"must be one of {', '.join(known)}",
+            )
+
+
+class LoadingProcesses:
+    """Starts the processes at once; `upcoming` tells what is to be loaded from a piece on."""
+
+    def __init__(
+        self,
+        source: BatchSource,
+        loading: Loading,
+        upcoming: Callable[[Piece], Iterator[Piece]],
+    ) -> None:
+        self._upcoming = upcoming
+        self._plan: Iterator[Piece] = iter(())
+        self._asked: deque[tuple[Piece, _Process]] = deque()
+        self._processes = [
+            _Process(source, loading, number) for number in range(loading.num_workers)
+        ]
+        self._idle = self._processes * loading.prefetch_factor
+
+    def load(self, piece: Piece) -> Any:
+        """The batch. An error of the dataset is raised as it is, a dead process as `UnavailableError`."""
+        if all(asked != piece for asked, _ in self._asked):
+            self._plan = self._upcoming(piece)
+        while True:
+            self._ask()
+            asked, process = self._asked.popleft()
+            batch, error = process.answer()
+            self._idle.append(process)
+            if asked == piece:
+                self._ask()
+                if error is not None:
+                    raise error
+                return batch
+            # Otherwise nobody wants it any more, nor to hear what was wrong with it.
+
+    def _ask(self) -> None:
+        while self._idle and (piece := next(self._plan, None)) is not None:
+            process = self._idle.pop(0)
+            process.ask(piece)
+            self._asked.append((piece, process))
+
+    def close(self) -> None:
+        """End the processes. Doing it again changes nothing."""
+        for process in self._processes:
+            process.hang_up()
+        for process in self._processes:
+            process.end()
+        self._processes, self._idle = [], []
+        self._asked.clear()
+
+
+class _Process:
+    def __init__(self, source: BatchSource, loading: Loading, number: int) -> None:
+        context: Any = multiprocessing.get_context(loading.multiprocessing_context)
+        self._ours, theirs = socket.socketpair()
+        inherited = self._ours if loading.multiprocessing_context == "fork" else None
+        self._process = context.Process(
+            target=_serve,
+            args=(theirs, inherited, os.getpid(), source, loading.worker_init_fn, number),
+            name=f"loading-{number}",
+            daemon=True,
+        )
+        self._process.start()
+        theirs.close()
+
+    def ask(self, piece: Piece) -> None:
+        try:
+            self._ours.sendall(_REQUEST.pack(*piece))
+        except OSError as error:
+            raise self._death() from error
+
+    def answer(self) -> Any:
+        try:
+            return batch_pipe.receive(self._ours)
+        except (EOFError, OSError) as error:
+            raise self._death() from error
+
+    def _death(self) -> UnavailableError:
+        self._process.join(_PATIENCE_SECONDS)
+        code = self._process.exitcode
+        how = "closed its connection" if code is None else f"ended with code {code}"
+        if code is not None and code < 0:
+            how = f"was killed by {signal.Signals(-code).name}"
+        return UnavailableError(f"{self._process.name} (pid {self._process.pid}) {how}")
+
+    def hang_up(self) -> None:
+        self._ours.close()
+
+    def end(self) -> None:
+        self._process.join(_PATIENCE_SECONDS)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+        self._process.close()
+
+
+def _serve(
+    end: socket.socket,
+    inherited: socket.socket | None,
+    parent: int,
+    source: BatchSource,
+    begin: Callable[[int], None] | None,
+    number: int,
+) -> None:
+    """What a process does until the other end is closed, or its parent is killed."""
+    if inherited is not None:
+        inherited.close()
+    # Signals are the training process's business.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    if os.getppid() == parent and sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    torch.set_num_threads(1)
+    try:
+        if begin is not None:
+            begin(number)
+        while request := end.recv(_REQUEST.size, socket.MSG_WAITALL):
+            _answer(end, source, Piece(*_REQUEST.unpack(request)))
+    except (BrokenPipeError, ConnectionResetError):
+        return
+
+
+def _answer(end: socket.socket, source: BatchSource, piece: Piece) -> None:
+    try:
+        batch_pipe.send(end, (source.load(piece), None))
+    except (BrokenPipeError, ConnectionResetError):
+        raise
+    except Exception as error:  # noqa: BLE001  it is raised again where the batch is wanted
+        batch_pipe.send(end, (None, _portable(error)))
+
+
+def _portable(error: Exception) -> Exception:
+    """The error with its traceback as a note; one that pickle cannot carry is told in words."""
+    copy: Exception
+    try:
+        copy = pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
+    except Exception:  # noqa: BLE001  whatever its class does to pickle
+        copy = RuntimeError(f"{type(error).__name__}: {error}")
+    copy.add_note("In a loading process:\n" + "".join(traceback.format_exception(error)))
+    return copy

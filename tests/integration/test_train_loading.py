@@ -1,0 +1,159 @@
+"""Batches that processes load ahead: the same numbers, the right errors, and nothing left behind."""
+
+import multiprocessing
+import random
+import signal
+
+import numpy as np
+import pytest
+import torch
+from tests.integration.train_cases import Noisy, data, make_run, train
+from torch.nn import functional as F  # noqa: N812
+
+from tensorforge.errors import ConfigurationError, UnavailableError
+from tensorforge.train import Loading
+from tensorforge.train.engine import StepEngine
+
+
+def train_noisily(total=16, **loading):
+    run = make_run("mlp", dataset=Noisy(data("mlp")), loading=Loading(**loading), accumulation=2)
+    return train(run, total)
+
+
+@pytest.fixture(scope="module")
+def inline():
+    return train_noisily()
+
+
+@pytest.mark.parametrize(("workers", "ahead"), [(1, 1), (2, 2), (2, 5)])
+def test_who_loads_a_batch_does_not_change_what_is_random_in_it(inline, workers, ahead):
+    assert train_noisily(num_workers=workers, prefetch_factor=ahead) == inline
+
+
+def test_a_dataset_that_can_be_pickled_may_go_to_processes_that_are_spawned():
+    spawned = Loading(num_workers=1, multiprocessing_context="spawn")
+    assert train(make_run("mlp", loading=spawned), 3) == train(make_run("mlp"), 3)
+
+
+def test_as_long_as_nothing_changes_every_batch_is_the_one_that_was_loaded(monkeypatch, inline):
+    plans = []
+    predict = StepEngine.upcoming
+    monkeypatch.setattr(
+        StepEngine, "upcoming", lambda self, first: plans.append(first) or predict(self, first)
+    )
+    assert train_noisily(num_workers=2) == inline  # over the end of two epochs
+    assert len(plans) == 1
+
+
+def test_the_callers_random_streams_stay_where_they_are():
+    def look():
+        return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
+
+    run = make_run("mlp", dataset=Noisy(data("mlp")), loading=Loading(num_workers=1))
+    before = look()
+    train(run, 2)
+    assert look() == before
+
+
+class Broken(Noisy):
+    """Has one sample that cannot be read."""
+
+    def __getitem__(self, index):
+        if index == 150:
+            raise ValueError("sample 150 is damaged")
+        return super().__getitem__(index)
+
+
+def test_an_error_in_a_process_reaches_the_training_loop_with_its_traceback_and_not_too_early():
+    run = make_run("mlp", dataset=Broken(data("mlp")), loading=Loading(num_workers=2))
+    with pytest.raises(
+        ValueError, match=r"(?s)sample 150 is damaged.*__getitem__|__getitem__.*150"
+    ):
+        train(run, 20)
+    other = make_run("mlp", dataset=Broken(data("mlp")))
+    with pytest.raises(ValueError, match="damaged"):
+        train(other, 20)
+    assert run.state.committed_step == other.state.committed_step > 0
+
+
+def test_an_error_in_a_batch_that_nobody_wants_is_not_raised():
+    run = make_run("mlp", dataset=Broken(data("mlp")))
+    with pytest.raises(ValueError, match="damaged"):
+        train(run, 20)
+    good = run.state.committed_step + 1
+    ahead = Loading(num_workers=2, prefetch_factor=20)  # beyond the last step that is taken
+    train(make_run("mlp", dataset=Broken(data("mlp")), loading=ahead), good)
+
+
+def test_a_process_that_dies_is_named():
+    with make_run("mlp", loading=Loading(num_workers=2)) as run:
+        step = next(iter(run.steps(total=50)))
+        with pytest.raises(UnavailableError, match=r"loading-1 \(pid \d+\) was killed by SIGKILL"):
+            for x, y in step.batches():
+                victim = next(c for c in multiprocessing.active_children() if c.name == "loading-1")
+                victim.kill()
+                step.backward(F.cross_entropy(run.model(x), y))
+
+
+class TalkingBackError(Exception):
+    """One that pickle makes, but cannot make again."""
+
+    def __init__(self, index, why):
+        super().__init__(f"{index}: {why}")
+
+
+class Rude(Noisy):
+    def __getitem__(self, index):
+        raise TalkingBackError(index, "no")
+
+
+def test_an_error_that_cannot_be_pickled_is_told_in_words():
+    with pytest.raises(RuntimeError, match=r"TalkingBackError: \d+: no") as caught:
+        train(make_run("mlp", dataset=Rude(data("mlp")), loading=Loading(num_workers=1)), 2)
+    assert "__getitem__" in caught.value.__notes__[0]
+
+
+def test_a_batch_that_cannot_be_pickled_is_an_error_that_says_so():
+    class Functions(Noisy):
+        def __getitem__(self, index):
+            return lambda: index
+
+    run = make_run("mlp", dataset=Functions(data("mlp")), loading=Loading(num_workers=1))
+    run._batches._collate = list
+    with pytest.raises((AttributeError, RuntimeError), match="pickle"):
+        train(run, 2)
+
+
+def test_a_process_that_is_stuck_does_not_hold_the_end_up():
+    class Stuck(Noisy):
+        def __getitem__(self, index):
+            if index == 150:
+                signal.pause()
+            return super().__getitem__(index)
+
+    ahead = Loading(num_workers=1, prefetch_factor=40)
+    train(make_run("mlp", dataset=Stuck(data("mlp")), loading=ahead), 1)
+
+
+def test_each_process_is_prepared_and_told_its_number(tmp_path):
+    def prepare(number):
+        (tmp_path / str(number)).touch()
+
+    train(make_run("mlp", loading=Loading(num_workers=2, worker_init_fn=prepare)), 2)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"num_workers": -1},
+        {"num_workers": True},
+        {"prefetch_factor": 0},
+        {"prefetch_factor": 1.5},
+        {"multiprocessing_context": "threads"},
+    ],
+)
+def test_settings_that_make_no_sense_are_named(settings):
+    (name,) = settings
+    with pytest.raises(ConfigurationError, match=name):
+        Loading(**settings)

@@ -1,0 +1,119 @@
+"""Batches through a socket: as they were, writable, and without a trace."""
+
+import socket
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tensorforge.train import batch_pipe
+
+
+def through(thing):
+    here, there = socket.socketpair()
+    with here, there:
+        sender = threading.Thread(target=batch_pipe.send, args=(here, thing))
+        sender.start()
+        try:
+            return batch_pipe.receive(there)
+        finally:
+            sender.join()
+
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+]
+SHAPES = st.lists(st.integers(0, 5), max_size=4)
+TENSORS = st.builds(
+    lambda dtype, shape: (torch.rand(shape) * 3).to(dtype), st.sampled_from(DTYPES), SHAPES
+)
+THINGS = st.recursive(
+    st.one_of(TENSORS, st.integers(), st.text(), st.binary(), st.none()),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(st.text(max_size=3), inner, max_size=3),
+        st.tuples(inner, inner),
+    ),
+    max_leaves=8,
+)
+
+
+def same(a, b):
+    if isinstance(a, torch.Tensor):
+        return a.dtype == b.dtype and a.shape == b.shape and torch.equal(a, b)
+    if isinstance(a, list | tuple):
+        return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
+    return a == b
+
+
+@given(THINGS)
+def test_everything_arrives_as_it_was(thing):
+    assert same(thing, through(thing))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(24).reshape(4, 6).t(),
+        torch.arange(10)[::3],
+        torch.ones(3).expand(5, 3),
+        torch.eye(3).to_sparse(),
+        torch.tensor([1 + 2j]).conj(),
+        torch.nn.Parameter(torch.ones(2)),
+    ],
+    ids=["transposed", "strided", "expanded", "sparse", "conjugate", "parameter"],
+)
+def test_tensors_of_every_kind_arrive(tensor):
+    arrived = through(tensor)
+    assert torch.equal(arrived.to_dense(), tensor.to_dense())
+    assert (arrived.requires_grad, type(arrived)) == (tensor.requires_grad, type(tensor))
+
+
+def test_arrays_of_numpy_arrive_and_what_arrives_can_be_written_to():
+    array, tensor = through((np.arange(100_000), torch.arange(7)))
+    array[0], tensor[0] = 5, 5
+    assert (array[:3].tolist(), tensor[:3].tolist()) == ([5, 1, 2], [5, 1, 2])
+
+
+def test_what_is_larger_than_any_buffer_arrives_and_leaves_no_descriptor():
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    thing = {"x": torch.rand(3_000_000), "words": "long" * 500_000}
+    arrived = through(thing)
+    assert same(thing, arrived)
+    del arrived
+    assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_what_cannot_be_pickled_is_an_error_before_anything_is_sent():
+    here, there = socket.socketpair()
+    with here, there:
+        with pytest.raises((AttributeError, TypeError)):
+            batch_pipe.send(here, (torch.ones(3), lambda: 1))
+        there.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            there.recv(1)
+
+
+@pytest.mark.parametrize("sent", [0, 5, 12, 15, 40])
+def test_an_end_that_closes_is_told_wherever_it_does(sent):
+    here, there = socket.socketpair()
+    with here, there:
+        batch_pipe.send(here, ["x"] * 100)
+        whole = there.recv(10_000)
+        here.sendall(whole[:sent])
+        here.close()
+        with pytest.raises(EOFError):
+            batch_pipe.receive(there)
