@@ -1,8 +1,12 @@
-"""Every store keeps the same promises: a folder, memory, and S3 on a real server."""
+"""Every store keeps the same promises: a folder, memory, and S3 and Azure on real servers."""
 
 import pytest
+import torch
 
+from tensorforge.checkpoint import DistributedCheckpoint, SaveOptions, SingleProcess
 from tensorforge.errors import (
+    AuthenticationError,
+    CheckpointError,
     ClosedError,
     InvalidInputError,
     PermissionDeniedError,
@@ -12,6 +16,7 @@ from tensorforge.storage.local import LocalStore
 from tensorforge.storage.memory import MemoryStore
 from tensorforge.storage.object_store import ObjectStore
 from tensorforge.storage.opening import open_store
+from tensorforge.testing.azure import ACCOUNT, azurite_program, running_azure
 from tensorforge.testing.blob_conformance import BlobStoreConformance
 from tensorforge.testing.s3 import running_s3
 
@@ -89,6 +94,57 @@ class TestS3Store(BlobStoreConformance):
         with store.open_writer("a", size_hint=1 << 40) as writer:
             writer.append(b"x")
             assert writer.commit().size == 1
+
+
+@pytest.fixture(scope="module")
+def azure_server():
+    try:
+        azurite_program()
+    except UnavailableError as error:
+        pytest.skip(f"NOT TESTED, the Azure store: {error}")
+    with running_azure() as server:
+        yield server
+
+
+@pytest.mark.soak
+class TestAzureStore(BlobStoreConformance):
+    @pytest.fixture
+    def store(self, azure_server):
+        made = azure_server.store()
+        yield made
+        made.close()
+
+    def test_is_opened_by_its_url_and_the_usual_environment(self, store, azure_server, monkeypatch):
+        for name, value in azure_server.environment.items():
+            monkeypatch.setenv(name, value)
+        store.write("a", b"x")
+        again = open_store(store.url)
+        assert again.read("a") == b"x"
+        again.close()
+
+    def test_a_checkpoint_is_saved_there_once_and_loaded(self, store):
+        model = torch.nn.Linear(64, 64)
+        checkpoint = DistributedCheckpoint(SingleProcess(), store)
+        checkpoint.save(model, options=SaveOptions(checkpoint_prefix="c"))
+        with pytest.raises(CheckpointError, match="'c' exists already"):
+            checkpoint.save(model, options=SaveOptions(checkpoint_prefix="c"))
+        other = torch.nn.Linear(64, 64)
+        checkpoint.load(other)
+        assert torch.equal(model.weight, other.weight)
+        assert [info.prefix for info in checkpoint.list_checkpoints()] == ["c"]
+
+    def test_a_wrong_key_is_a_clear_error(self, azure_server):
+        config = {
+            "endpoint": azure_server.endpoint,
+            "account_name": ACCOUNT,
+            "account_key": "d3Jvbmc=",
+        }
+        with azure_server.store("x", config=config, retry_seconds=0) as store:
+            for put in (store.write, store.create):
+                with pytest.raises(
+                    (PermissionDeniedError, AuthenticationError), match="az://tests"
+                ):
+                    put("a", b"x")
 
 
 @pytest.mark.parametrize(

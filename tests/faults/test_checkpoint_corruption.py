@@ -26,8 +26,13 @@ from tensorforge.checkpoint import (
     SaveOptions,
     SingleProcess,
 )
-from tensorforge.checkpoint.manifest import checksum, decode_manifest, encode_manifest
-from tensorforge.checkpoint.shelf import read_manifest
+from tensorforge.checkpoint.manifest import (
+    checksum,
+    decode_manifest,
+    encode_manifest,
+    summarize_manifest,
+)
+from tensorforge.checkpoint.shelf import read_manifest, survey
 from tensorforge.errors import TensorForgeError
 from tensorforge.storage.memory import MemoryStore
 
@@ -158,6 +163,23 @@ def test_a_manifest_under_another_name_is_refused():
         checkpoint.load(model, options=LoadOptions(checkpoint_prefix="d"))
 
 
+def test_a_list_tells_intact_manifests_from_others():
+    store = MemoryStore()
+    checkpoint = DistributedCheckpoint(SingleProcess(), store)
+    for seed, prefix in enumerate(("b", "a", "damaged", "moved", "newer")):
+        checkpoint.save(build(seed)[0], options=SaveOptions(checkpoint_prefix=prefix))
+    store.write("damaged.metadata.json", store.read("damaged.metadata.json")[:-1])
+    store.write("moved.metadata.json", store.read("a.metadata.json"))
+    newer = msgspec.structs.replace(read_manifest(store, "newer"), version=2)
+    store.write("newer.metadata.json", encode_manifest(newer))
+    intact, others = survey(store)
+    assert [info.prefix for info in intact] == ["b", "a"]
+    assert others == ["damaged", "moved", "newer"]
+    manifest = read_manifest(store, "b")
+    assert intact[0].size_bytes == manifest.size_bytes
+    assert intact[0].timestamp == manifest.created_at
+
+
 @pytest.fixture(scope="module")
 def sample():
     store = MemoryStore()
@@ -230,7 +252,9 @@ def test_a_manifest_with_anything_in_any_place_is_read_or_refused(sample, data):
     tracemalloc.start()
     try:
         options = LoadOptions(checkpoint_prefix="c", strict_mode=False)
-        DistributedCheckpoint(SingleProcess(), changed).load(model, optimizer, options)
+        checkpoint = DistributedCheckpoint(SingleProcess(), changed)
+        assert len(checkpoint.list_checkpoints()) <= 1
+        checkpoint.load(model, optimizer, options)
     except TensorForgeError:
         pass
     finally:
@@ -247,13 +271,15 @@ def test_a_manifest_with_anything_in_any_place_is_read_or_refused(sample, data):
     )
 )
 def test_any_bytes_are_a_manifest_or_refused(document):
-    with contextlib.suppress(CheckpointError):
-        decode_manifest(document, "c.metadata.json")
+    for read in (decode_manifest, summarize_manifest):
+        with contextlib.suppress(CheckpointError):
+            read(document, "c.metadata.json")
 
 
 def test_a_deeply_nested_manifest_is_refused():
     for inner in ("[" * 100_000 + "]" * 100_000, '{"a":' * 100_000 + "1" + "}" * 100_000):
         text = f'{{"version":1,"state":{inner}}}'.encode()
         document = b'{"checksum":"xxh3_128:' + checksum(text).encode() + b'","body":' + text + b"}"
-        with pytest.raises(CheckpointError):
-            decode_manifest(document, "c.metadata.json")
+        for read in (decode_manifest, summarize_manifest):
+            with pytest.raises(CheckpointError):
+                read(document, "c.metadata.json")

@@ -22,7 +22,12 @@ from tensorforge.checkpoint import (
 from tensorforge.checkpoint.assignment import Holding, agreed_ties
 from tensorforge.checkpoint.manifest import encode_manifest
 from tensorforge.checkpoint.shelf import read_manifest
-from tensorforge.checkpoint.whole import read_whole
+from tensorforge.checkpoint.whole import (
+    export_foreign,
+    import_foreign,
+    read_whole,
+    write_whole,
+)
 from tensorforge.storage.local import LocalStore
 from tensorforge.storage.memory import MemoryStore
 
@@ -204,3 +209,32 @@ def test_a_tie_counts_only_if_every_rank_that_holds_something_has_it(data):
         verdicts += [tied] if rows else []
     expected = {"b": "a"} if verdicts and all(verdicts) else {}
     assert agreed_ties(holdings, ties) == expected
+
+
+@pytest.mark.parametrize("kind", ["torch", "safetensors", "huggingface"])
+def test_tied_weights_go_to_other_formats_and_come_back_tied(tmp_path, kind):
+    store = LocalStore(tmp_path / "store")
+    save(store, Tied(0))
+    path = tmp_path / {"torch": "model.pt", "safetensors": "m.safetensors"}.get(kind, "folder")
+    export_foreign(read_whole(store, "c"), path, kind)
+    write_whole(store, import_foreign(path), SaveOptions(checkpoint_prefix="back"))
+    before, after = (read_manifest(store, prefix) for prefix in ("c", "back"))
+    names = ("model/embed.weight", "model/head.weight")
+    assert after.tensors[names[0]] == after.tensors[names[1]]
+    contents = [
+        [chunk.data.content for name in names for chunk in manifest.tensors[name].chunks]
+        for manifest in (before, after)
+    ]
+    assert contents[0] == contents[1]
+    store.close()
+
+
+@pytest.mark.parametrize("layout", [CheckpointFormat.SINGLE_FILE, CheckpointFormat.CONSOLIDATED])
+def test_a_file_that_holds_a_tied_weight_once_is_imported_under_both_names(tmp_path, layout):
+    store = LocalStore(tmp_path)
+    save(store, Tied(0), format=layout)
+    single = layout is CheckpointFormat.SINGLE_FILE
+    found = import_foreign(tmp_path / "c.safetensors" if single else tmp_path / "c").model
+    assert found["head.weight"] is found["embed.weight"]
+    assert set(found) >= {"embed.weight", "head.weight", "body.weight", "body.bias"}
+    store.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from tensorforge.checkpoint import layout, staging
 from tensorforge.checkpoint.assignment import Holding
+from tensorforge.checkpoint.chunks import checksums_of
 from tensorforge.checkpoint.image import FileImage
 from tensorforge.checkpoint.layout import plan_file
 from tensorforge.checkpoint.manifest import checksum
@@ -78,3 +80,50 @@ def test_a_file_written_in_pieces_has_every_byte_and_every_checksum(
             _written(store, sizes, staged=staged)
         finally:
             store.close()
+
+
+@given(
+    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20),
+    cuts=st.lists(st.integers(0, 1_000), max_size=30),
+)
+def test_the_checksums_of_chunks_do_not_depend_on_the_pieces_they_come_in(
+    lengths: list[int], cuts: list[int]
+) -> None:
+    content = np.random.default_rng(len(lengths)).bytes(sum(lengths))
+    stops = sorted({*(cut % len(content) for cut in cuts), len(content)} - {0})
+    pieces = [memoryview(content)[a:b] for a, b in itertools.pairwise([0, *stops])]
+    starts = itertools.accumulate(lengths, initial=0)
+    expected = [
+        checksum(content[start : start + length])
+        for start, length in zip(starts, lengths, strict=False)
+    ]
+    assert checksums_of(pieces, lengths) == expected
+
+
+@given(
+    lengths=st.lists(st.integers(1, 30_000), max_size=30),
+    header=st.integers(0, 3).map(lambda count: count * layout.ALIGNMENT),
+    block=st.sampled_from([4_096, 8_192, 40_960]),
+)
+def test_blocks_make_up_the_file_and_leave_little_of_a_chunk_behind(
+    lengths: list[int], header: int, block: int
+) -> None:
+    starts = [header + sum(lengths[:index]) for index in range(len(lengths))]
+    size = header + sum(lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(staging, "BLOCK_BYTES", block)
+        cut = list(staging.blocks(size, starts))
+    assert [start for start, _ in cut] == [
+        sum(n for _, n in cut[:index]) for index in range(len(cut))
+    ]
+    assert sum(length for _, length in cut) == size
+    for start, length in cut[:-1]:
+        assert 0 < length <= block
+        assert length % layout.ALIGNMENT == 0
+        inside = [
+            begin
+            for begin in starts
+            if start < begin // layout.ALIGNMENT * layout.ALIGNMENT <= start + block
+        ]
+        if inside:
+            assert 0 <= max(inside) - (start + length) < layout.ALIGNMENT

@@ -1,7 +1,7 @@
 """What checkpoints there are, what is kept, what to restore. Starts without torch.
 
     pure        records, chains, retention, restore, schedule: values in, decisions with reasons out
-    database    manager, queries, schema, measurements, identifiers
+    database    manager, deletion, queries, schema, measurements, identifiers
     files       shelving (where they lie), upkeep (sweep, verify, rebuild), compaction, increments
     training    runs: saves and restores that are recorded; emergencies
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import itertools
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,10 +13,10 @@ import sqlalchemy as sa
 
 from tensorforge.catalog import queries
 from tensorforge.catalog.chains import chain_length
+from tensorforge.catalog.deletion import Deletions
 from tensorforge.catalog.identifiers import TimeSortedIds
 from tensorforge.catalog.measurements import Measurements
 from tensorforge.catalog.records import (
-    CHECKPOINT_LIFECYCLE,
     CheckpointRecord,
     CheckpointState,
     CheckpointType,
@@ -36,7 +35,6 @@ from tensorforge.catalog.schema import (
     CHECKPOINTS,
     SCHEMA,
     from_microseconds,
-    from_row,
     to_microseconds,
     to_row,
 )
@@ -44,15 +42,11 @@ from tensorforge.errors import (
     AlreadyExistsError,
     ConflictError,
     InvalidInputError,
-    TensorForgeError,
 )
 from tensorforge.storage.database import IN_MEMORY, Database
 
-_LOG = logging.getLogger(__name__)
 _RUNS_PER_TRANSACTION = 32
-_IDS_PER_STATEMENT = 500
 _LIST_LIMIT = 5
-KEEP_DELETED_SECONDS = 30 * 86_400.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +111,7 @@ class CheckpointManager:
         self._owns_database = not isinstance(database, Database)
         self._database = database if isinstance(database, Database) else Database(database)
         self._database.create(SCHEMA)
-        self._remove_files = remove_files
+        self._deletions = Deletions(self._database, remove_files, clock)
         self._clock = clock
         self._ids = TimeSortedIds()
         self.measurements = Measurements(self._database, clock)
@@ -347,7 +341,7 @@ class CheckpointManager:
                 )
             doomed = [*reversed(children), record]
             for each in doomed:
-                self._bury(connection, each, reason)
+                self._deletions.bury(connection, each, reason)
         self.remove_deleted_files()
         return tuple(each.checkpoint_id for each in doomed)
 
@@ -375,10 +369,10 @@ class CheckpointManager:
                 for run in sorted(runs):
                     queries.lock_run(connection, run)
                 doomed = [d for d in self._decide(connection, runs, moment) if not d.keep]
-                self._bury_all(connection, doomed, moment)
+                self._deletions.bury_all(connection, doomed, moment)
             deleted.extend(decision.checkpoint_id for decision in doomed)
         self.remove_deleted_files()
-        self._forget_tombstones(moment)
+        self._deletions.forget(moment)
         return tuple(deleted)
 
     def remove_deleted_files(self) -> int:
@@ -386,19 +380,7 @@ class CheckpointManager:
 
         Returns how many were finished. One that fails stays for the next time.
         """
-        if self._remove_files is None:
-            return 0
-        finished = 0
-        for record in self._pending():
-            try:
-                self._remove_files(record)
-            except TensorForgeError as error:
-                _LOG.warning("files of checkpoint %s remain: %s", record.checkpoint_id, error)
-                continue
-            with self._database.write() as connection:
-                queries.update(connection, record, files_pending=False)
-            finished += 1
-        return finished
+        return self._deletions.remove_files()
 
     def close(self) -> None:
         """Close the database if the manager opened it; closing twice is fine."""
@@ -416,34 +398,6 @@ class CheckpointManager:
         run = queries.existing(connection, checkpoint_id).training_run_id
         queries.lock_run(connection, run)
         return queries.existing(connection, checkpoint_id, lock=True)
-
-    def _bury(self, connection: sa.Connection, record: CheckpointRecord, reason: str) -> None:
-        queries.move(
-            connection,
-            record,
-            CheckpointState.DELETED,
-            note=reason,
-            deleted_at=to_microseconds(self._clock()),
-            files_pending=self._remove_files is not None,
-        )
-
-    def _bury_all(
-        self, connection: sa.Connection, doomed: Sequence[RetentionDecision], now: datetime
-    ) -> None:
-        for decision in doomed:
-            CHECKPOINT_LIFECYCLE.require(decision.record.state, CheckpointState.DELETED)
-        names: dict[str, list[str]] = {}
-        for decision in doomed:
-            names.setdefault("; ".join(decision.reasons), []).append(decision.checkpoint_id)
-        values = {
-            "state": CheckpointState.DELETED.value,
-            "deleted_at": to_microseconds(now),
-            "files_pending": self._remove_files is not None,
-        }
-        for reason, alike in names.items():
-            for start in range(0, len(alike), _IDS_PER_STATEMENT):
-                some = CHECKPOINTS.c.checkpoint_id.in_(alike[start : start + _IDS_PER_STATEMENT])
-                connection.execute(CHECKPOINTS.update().where(some).values(note=reason, **values))
 
     def _batches_of_runs(self, training_run_id: str | None) -> Iterator[list[str]]:
         if training_run_id is not None:
@@ -470,27 +424,6 @@ class CheckpointManager:
             for _, records in groups
             for decision in decide_retention(records, self.gc_policy, now)
         ]
-
-    def _pending(self) -> list[CheckpointRecord]:
-        query = sa.select(CHECKPOINTS).where(
-            CHECKPOINTS.c.state == CheckpointState.DELETED.value,
-            CHECKPOINTS.c.files_pending.is_(True),
-        )
-        with self._database.read() as connection:
-            # Newest first: whatever happens, no incremental outlives its parent's files.
-            latest = query.order_by(CHECKPOINTS.c.step.desc(), CHECKPOINTS.c.created_at.desc())
-            return [from_row(row) for row in connection.execute(latest)]
-
-    def _forget_tombstones(self, now: datetime) -> None:
-        before = to_microseconds(now - timedelta(seconds=KEEP_DELETED_SECONDS))
-        with self._database.write() as connection:
-            connection.execute(
-                CHECKPOINTS.delete().where(
-                    CHECKPOINTS.c.state == CheckpointState.DELETED.value,
-                    CHECKPOINTS.c.files_pending.is_(False),
-                    CHECKPOINTS.c.deleted_at < before,
-                )
-            )
 
     def _total(self, figure: sa.ColumnElement[Any]) -> int:
         with self._database.read() as connection:

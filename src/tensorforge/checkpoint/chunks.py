@@ -7,7 +7,7 @@ the manifest says where the bytes of a chunk lie, how they are encoded, and what
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Protocol, TypeVar
 
 from tensorforge.checkpoint.codecs import codec_named
@@ -39,11 +39,14 @@ class ChunkSource(Protocol):
     def manifest(self) -> CheckpointManifest:
         """The checkpoint's manifest."""
 
+    def is_at_hand(self, file: int) -> bool:
+        """Whether reading a file is mere copying, without waiting for a disk or a network."""
+
     def read_range(self, file: int, start: int, into: memoryview) -> None:
         """Fill a buffer with bytes of a file, as they are stored."""
 
-    def read_raw(self, name: str, stored: StoredBytes, into: memoryview) -> None:
-        """Fill a buffer with a chunk that is stored as it is, and verify it."""
+    def read_run(self, run: Sequence[tuple[str, StoredBytes]], into: memoryview) -> None:
+        """Fill a buffer with named chunks that are stored as they are, one behind the other; verify each."""
 
     def decode(
         self, name: str, tensor: TensorMetadata, chunk: ChunkMetadata, stored: memoryview
@@ -67,22 +70,28 @@ class StoredChunks:
         """The checkpoint's manifest."""
         return self._manifest
 
+    def is_at_hand(self, file: int) -> bool:
+        """Whether reading a file is mere copying, without waiting for a disk or a network."""
+        if self._piecewise is None:
+            return False
+        key = self._manifest.files[file].key
+        return self._reading(key, functools.partial(self._piecewise.is_at_hand, key))
+
     def read_range(self, file: int, start: int, into: memoryview) -> None:
         """Fill a buffer with bytes of a file, as they are stored."""
         key = self._manifest.files[file].key
         self._reading(key, functools.partial(self._read, key, start, into))
 
-    def read_raw(self, name: str, stored: StoredBytes, into: memoryview) -> None:
-        """Fill a buffer with a chunk that is stored as it is, and verify it."""
-        key = self._manifest.files[stored.file].key
-
-        def read() -> str:
-            running = running_checksum()
-            for piece in self._pieces(key, stored.start, into):
-                running.update(piece)
-            return running.hexdigest()
-
-        self._compare(name, stored, self._reading(key, read))
+    def read_run(self, run: Sequence[tuple[str, StoredBytes]], into: memoryview) -> None:
+        """Fill a buffer with named chunks that are stored as they are, one behind the other; verify each."""
+        first = run[0][1]
+        key = self._manifest.files[first.file].key
+        lengths = [stored.length for _, stored in run]
+        found = self._reading(
+            key, lambda: checksums_of(self._pieces(key, first.start, into), lengths)
+        )
+        for (name, stored), digest in zip(run, found, strict=True):
+            self._compare(name, stored, digest)
 
     def _pieces(self, key: str, start: int, into: memoryview) -> Iterator[memoryview]:
         if self._piecewise is not None:
@@ -123,7 +132,7 @@ class StoredChunks:
 
     def _fetch(self, name: str, stored: StoredBytes) -> memoryview:
         content = memoryview(bytearray(stored.length))
-        self.read_raw(name, stored, content)
+        self.read_run([(name, stored)], content)
         return content
 
     def check(self, name: str, stored: StoredBytes, content: memoryview) -> None:
@@ -165,6 +174,24 @@ class StoredChunks:
             return self._retry.run(operation)
         except (NotFoundError, EncodingError) as error:
             raise corrupted(f"{key} is missing or cut short: {error}", key) from error
+
+
+def checksums_of(pieces: Iterable[memoryview], lengths: Sequence[int]) -> list[str]:
+    """The checksums of chunks of these lengths, taken from their bytes as they pass, in any pieces."""
+    found: list[str] = []
+    running, left = running_checksum(), lengths[0]
+    for passing in pieces:
+        piece = passing
+        while len(piece) >= left:
+            running.update(piece[:left])
+            found.append(running.hexdigest())
+            if len(found) == len(lengths):
+                return found
+            piece = piece[left:]
+            running, left = running_checksum(), lengths[len(found)]
+        running.update(piece)
+        left -= len(piece)
+    return found
 
 
 def _chain(data: StoredBytes) -> list[StoredBytes]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import msgspec
 import xxhash
@@ -19,6 +19,8 @@ from tensorforge.checkpoint.boxes import Box, check_partition
 from tensorforge.checkpoint.dtypes import ITEM_SIZES
 from tensorforge.errors import CheckpointError, CheckpointErrorType, InvalidInputError
 from tensorforge.storage.blobs import Buffer, validate_key
+
+Part = TypeVar("Part")
 
 VERSION = 1
 OLDEST_VERSION = 1
@@ -137,11 +139,31 @@ class CheckpointManifest(_Record, frozen=True, kw_only=True):
     @property
     def size_bytes(self) -> int:
         """The size of the checkpoint's own files."""
-        return sum(file.size for file in self.files if file.owner is None)
+        return _own_size(self.files)
 
     def own_keys(self) -> list[str]:
         """The keys of the files that belong to this checkpoint."""
         return [file.key for file in self.files if file.owner is None]
+
+
+class ManifestSummary(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of a checkpoint without looking at its tensors."""
+
+    version: int
+    prefix: str
+    created_at: Moment
+    world_size: int
+    format: str
+    files: tuple[FileEntry, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the checkpoint's own files."""
+        return _own_size(self.files)
+
+
+def _own_size(files: tuple[FileEntry, ...]) -> int:
+    return sum(file.size for file in files if file.owner is None)
 
 
 def manifest_key(prefix: str) -> str:
@@ -205,36 +227,53 @@ def encode_manifest(manifest: CheckpointManifest) -> bytes:
 def decode_manifest(document: bytes, key: str) -> CheckpointManifest:
     """Read a stored document; `CheckpointError` if it is damaged, makes no sense or is from the future."""
     body = _verified_body(document, key)
+    _check_version(body, key)
+    manifest = _decoded(_decoder, body, key)
     try:
-        version = _version_decoder.decode(body).version
+        check_manifest(manifest)
+    except InvalidInputError as error:
+        raise corrupted(f"{key} is not a valid manifest: {error}", key) from error
+    _check_place(manifest.prefix, key)
+    return manifest
+
+
+def summarize_manifest(document: bytes, key: str) -> ManifestSummary:
+    """Read as much of a stored document as a list needs; `CheckpointError` as from `decode_manifest`.
+
+    The checksum covers all of it, but what it says about tensors is not looked at: that is nearly all the work.
+    """
+    body = _verified_body(document, key)
+    _check_version(body, key)
+    summary = _decoded(_summary_decoder, body, key)
+    _check_place(summary.prefix, key)
+    return summary
+
+
+def moment_of(document: bytes, key: str) -> datetime:
+    """When the checkpoint of a stored document of any version was made; `CheckpointError` if it is damaged."""
+    return _decoded(_moment_decoder, _verified_body(document, key), key).created_at
+
+
+def _decoded(decoder: msgspec.json.Decoder[Part], body: memoryview, key: str) -> Part:
+    try:
+        return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise corrupted(f"{key} is not a checkpoint manifest: {error}", key) from error
+        raise corrupted(f"{key} is not a valid manifest: {error}", key) from error
+
+
+def _check_version(body: memoryview, key: str) -> None:
+    version = _decoded(_version_decoder, body, key).version
     if not OLDEST_VERSION <= version <= VERSION:
         raise CheckpointError(
             f"{key} has format version {version}; this release reads {OLDEST_VERSION} to {VERSION}",
             key,
             CheckpointErrorType.INCOMPATIBLE_VERSION,
         )
-    try:
-        manifest = _decoder.decode(body)
-        check_manifest(manifest)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, InvalidInputError) as error:
-        raise corrupted(f"{key} is not a valid manifest: {error}", key) from error
-    if manifest.key != key:
-        raise corrupted(f"{key} is the manifest of another checkpoint, {manifest.prefix}", key)
-    return manifest
 
 
-def moment_of(document: bytes, key: str) -> datetime:
-    """When the checkpoint of a stored document was made; `CheckpointError` if it is damaged.
-
-    For a store with many checkpoints, where only the newest will be read: the rest is not looked at.
-    """
-    body = _verified_body(document, key)
-    try:
-        return _moment_decoder.decode(body).created_at
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise corrupted(f"{key} is not a checkpoint manifest: {error}", key) from error
+def _check_place(prefix: str, key: str) -> None:
+    if f"{prefix}{SUFFIX}" != key:
+        raise corrupted(f"{key} is the manifest of another checkpoint, {prefix}", key)
 
 
 class _AnyVersion(msgspec.Struct):
@@ -248,6 +287,7 @@ class _Dated(msgspec.Struct):
 # Made at import, by one thread: msgspec inspects a type when it is first decoded, and not safely.
 _version_decoder: msgspec.json.Decoder[_AnyVersion] = msgspec.json.Decoder(_AnyVersion)
 _moment_decoder: msgspec.json.Decoder[_Dated] = msgspec.json.Decoder(_Dated)
+_summary_decoder: msgspec.json.Decoder[ManifestSummary] = msgspec.json.Decoder(ManifestSummary)
 _decoder: msgspec.json.Decoder[CheckpointManifest] = msgspec.json.Decoder(CheckpointManifest)
 
 

@@ -7,6 +7,7 @@ Everything else goes through a scratch buffer, where it is verified and decoded 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -17,7 +18,7 @@ from tensorforge.checkpoint.boxes import Box
 from tensorforge.checkpoint.chunks import ChunkSource
 from tensorforge.checkpoint.dtypes import ITEM_SIZES
 from tensorforge.checkpoint.image import Bytes
-from tensorforge.checkpoint.manifest import RAW, CheckpointManifest
+from tensorforge.checkpoint.manifest import RAW, CheckpointManifest, StoredBytes
 from tensorforge.checkpoint.options import Progress
 from tensorforge.checkpoint.parallel import Guard, run_parallel
 from tensorforge.checkpoint.progress import Meter
@@ -26,6 +27,10 @@ from tensorforge.checkpoint.staging import block_buffer
 from tensorforge.checkpoint.tensors import DTYPES, byte_view, is_direct
 
 WORKERS = 4
+MAX_RUN = 16 << 20
+"""What a thread reads into a tensor at once, chunk by chunk: opening a file for each would take longer."""
+MAX_RUN_AT_HAND = 64 << 20
+"""The same where there is nothing to wait for, so that it need not be spread over many threads."""
 _READING = "reading the checkpoint"
 
 
@@ -58,19 +63,57 @@ def read_tensors(
     transfer = _Transfer(source, destinations)
     reads = _plan(source.manifest, destinations)
     meter = Meter(sum(read.length for read in reads), progress)
+    threads, longest = WORKERS, MAX_RUN
+    if all(source.is_at_hand(file) for file in {read.file for read in reads}):
+        # Threads that only copy get in each other's way if there are more of them than processors.
+        threads, longest = len(os.sched_getaffinity(0)), MAX_RUN_AT_HAND
 
     def tasks() -> Iterator[Callable[[Bytes], None]]:
-        for read in reads:
+        for work in transfer.joined(reads, longest):
 
-            def task(scratch: Bytes, read: RangeRead = read) -> None:
-                transfer.run(read, scratch)
-                meter.add(read.length)
+            def task(scratch: Bytes, work: _Run | RangeRead = work) -> None:
+                transfer.carry(work, scratch)
+                meter.add(work.length)
 
             yield task
 
     workplace = functools.partial(block_buffer, guard)
     with torch.no_grad():
-        run_parallel(tasks(), workplace, workers=workers, guard=guard, what=_READING)
+        run_parallel(tasks(), workplace, workers=min(workers, threads), guard=guard, what=_READING)
+
+
+class _Run:
+    """Chunks that lie side by side, in a file and in the memory of one destination."""
+
+    def __init__(self, read: RangeRead, place: tuple[int, int], longest: int) -> None:
+        self.index, self.start = place
+        self.length = 0
+        self._longest = longest
+        self.chunks: list[tuple[str, StoredBytes]] = []
+        self._add(read)
+
+    @property
+    def stop(self) -> int:
+        """One past the last byte in the destination's memory."""
+        return self.start + self.length
+
+    def take(self, read: RangeRead, place: tuple[int, int]) -> bool:
+        """Add the next read, if it goes on where this one ends and is not too much."""
+        last = self.chunks[-1][1]
+        goes_on = (read.file, read.start) == (last.file, last.start + last.length)
+        if (
+            goes_on
+            and place == (self.index, self.stop)
+            and self.length + read.length <= self._longest
+        ):
+            self._add(read)
+            return True
+        return False
+
+    def _add(self, read: RangeRead) -> None:
+        chunk = read.chunks[0]
+        self.chunks.append((chunk.name, chunk.chunk.data))
+        self.length += read.length
 
 
 class _Transfer:
@@ -85,37 +128,49 @@ class _Transfer:
             if is_direct(destination.tensor)
         }
 
-    def run(self, read: RangeRead, scratch: Bytes) -> None:
-        if len(read.chunks) == 1:
-            chunk = read.chunks[0]
-            memory = self._straight(chunk)
-            if memory is not None:
-                self._source.read_raw(chunk.name, chunk.chunk.data, memory.data)
-                return
-        room = scratch if read.length <= len(scratch) else np.empty(read.length, np.uint8)
-        self._source.read_range(read.file, read.start, room[: read.length].data)
-        for chunk in read.chunks:
-            start = chunk.chunk.data.start - read.start
+    def joined(self, reads: Sequence[RangeRead], longest: int) -> Iterator[_Run | RangeRead]:
+        """The reads in their order; those that can go straight into memory as runs, as long as may be."""
+        run: _Run | None = None
+        for read in reads:
+            place = self._place(read)
+            if run is not None and not (place and run.take(read, place)):
+                yield run
+                run = None
+            if place is None:
+                yield read
+            elif run is None:
+                run = _Run(read, place, longest)
+        if run is not None:
+            yield run
+
+    def carry(self, work: _Run | RangeRead, scratch: Bytes) -> None:
+        """Read and verify, and fill what it is for."""
+        if isinstance(work, _Run):
+            memory = self._memory[work.index][work.start : work.stop]
+            self._source.read_run(work.chunks, memory.data)
+            return
+        room = scratch if work.length <= len(scratch) else np.empty(work.length, np.uint8)
+        self._source.read_range(work.file, work.start, room[: work.length].data)
+        for chunk in work.chunks:
+            start = chunk.chunk.data.start - work.start
             self._deliver(chunk, room[start : start + chunk.chunk.data.length])
 
-    def _straight(self, read: ChunkRead) -> Bytes | None:
-        """The memory that a chunk can be read into as it is, if there is such."""
-        delivery = read.deliveries[0]
-        index, box = delivery.target.index, read.chunk.box
-        destination = self._destinations[index]
+    def _place(self, read: RangeRead) -> tuple[int, int] | None:
+        """Which destination a read can go straight into, and from which of its bytes on, if there is one."""
+        wanted = read.chunks[0]
+        delivery = wanted.deliveries[0]
+        index, box = delivery.target.index, wanted.chunk.box
         if (
-            read.chunk.data.codec != RAW
-            or len(read.deliveries) > 1
+            len(read.chunks) > 1
+            or len(wanted.deliveries) > 1
+            or wanted.chunk.data.codec != RAW
             or delivery.overlap != box
-            or destination.tensor.dtype != DTYPES[read.tensor.dtype]
             or index not in self._memory
+            or self._destinations[index].tensor.dtype != DTYPES[wanted.tensor.dtype]
         ):
             return None
-        position = box.run_in(destination.box)
-        if position is None:
-            return None
-        start = position * ITEM_SIZES[read.tensor.dtype]
-        return self._memory[index][start : start + read.chunk.data.length]
+        position = box.run_in(self._destinations[index].box)
+        return None if position is None else (index, position * ITEM_SIZES[wanted.tensor.dtype])
 
     def _deliver(self, read: ChunkRead, stored: Bytes) -> None:
         content = self._source.decode(read.name, read.tensor, read.chunk, stored.data)

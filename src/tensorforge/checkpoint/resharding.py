@@ -80,12 +80,14 @@ def _united(needed: list[ChunkRead]) -> list[ChunkRead]:
 
 
 def _needed(name: str, tensor: TensorMetadata, targets: list[Target]) -> Iterable[ChunkRead]:
+    whole = Box.whole(tensor.shape)
+    wanted = [(target, target.box == whole) for target in targets]
     for chunk in tensor.chunks:
         box = chunk.box
         deliveries = tuple(
             Delivery(target, overlap)
-            for target in targets
-            if (overlap := box.intersect(target.box)) is not None
+            for target, wants_all in wanted
+            if (overlap := box if wants_all else box.intersect(target.box)) is not None
         )
         if deliveries:
             yield ChunkRead(tensor, name, chunk, deliveries)

@@ -23,9 +23,11 @@ from tensorforge.checkpoint.layout import index_key
 from tensorforge.checkpoint.manifest import (
     SUFFIX,
     CheckpointManifest,
+    ManifestSummary,
     decode_manifest,
     manifest_key,
     moment_of,
+    summarize_manifest,
 )
 from tensorforge.checkpoint.options import CheckpointInfo
 from tensorforge.errors import (
@@ -97,15 +99,14 @@ def exists(store: BlobStore, prefix: str) -> bool:
         return False
 
 
-def info_of(manifest: CheckpointManifest) -> CheckpointInfo:
-    """A manifest as a line of the list."""
+def _info(summary: ManifestSummary) -> CheckpointInfo:
     return CheckpointInfo(
-        manifest.prefix,
-        manifest.version,
-        manifest.created_at,
-        manifest.world_size,
-        manifest.size_bytes,
-        manifest.format,
+        summary.prefix,
+        summary.version,
+        summary.created_at,
+        summary.world_size,
+        summary.size_bytes,
+        summary.format,
     )
 
 
@@ -139,7 +140,32 @@ def manifests(store: BlobStore) -> Iterator[CheckpointManifest]:
 
 def list_checkpoints(store: BlobStore) -> list[CheckpointInfo]:
     """All checkpoints whose manifests are intact, oldest first."""
-    return sorted(map(info_of, manifests(store)), key=lambda info: (info.timestamp, info.prefix))
+    return survey(store)[0]
+
+
+def survey(store: BlobStore) -> tuple[list[CheckpointInfo], list[str]]:
+    """All checkpoints whose manifests are intact, oldest first, and the prefixes of the other manifests."""
+    intact: list[CheckpointInfo] = []
+    damaged: list[str] = []
+    for prefix, summary in _summaries(store):
+        if summary is None:
+            damaged.append(prefix)
+        else:
+            intact.append(_info(summary))
+    return sorted(intact, key=lambda info: (info.timestamp, info.prefix)), damaged
+
+
+def _summaries(store: BlobStore) -> Iterator[tuple[str, ManifestSummary | None]]:
+    """Every prefix with a manifest, in order, and what its manifest says, unless that cannot be trusted."""
+    for blob in store.list():
+        if blob.key.endswith(SUFFIX):
+            prefix = blob.key.removesuffix(SUFFIX)
+            try:
+                yield prefix, summarize_manifest(store.read(blob.key), blob.key)
+            except NotFoundError:
+                continue  # deleted meanwhile
+            except CheckpointError:
+                yield prefix, None
 
 
 def announce(store: BlobStore, prefix: str, world_size: int, timeout: float) -> Intent:
@@ -202,9 +228,9 @@ def delete_checkpoint(store: BlobStore, prefix: str) -> None:
     `ConflictError` if another checkpoint needs its files.
     """
     needed_by = [
-        manifest.prefix
-        for manifest in manifests(store)
-        if any(file.owner == prefix for file in manifest.files)
+        other
+        for other, summary in _summaries(store)
+        if summary is not None and any(file.owner == prefix for file in summary.files)
     ]
     if needed_by:
         raise ConflictError(f"{prefix!r} cannot be deleted: {', '.join(needed_by)} need its files")

@@ -6,8 +6,9 @@ for direct writes. A save that finds no free block waits for one: that is the li
 
 from __future__ import annotations
 
+import bisect
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tensorforge.checkpoint.image import Bytes, FileImage
 from tensorforge.checkpoint.layout import ALIGNMENT
@@ -15,6 +16,7 @@ from tensorforge.checkpoint.parallel import Guard, run_parallel
 from tensorforge.errors import CapacityError
 from tensorforge.memory.arena import TensorArena
 from tensorforge.memory.handle import ArenaBlock
+from tensorforge.memory.rawmemory import HUGE_PAGE
 
 BLOCK_BYTES = 8 << 20
 PIECE_BYTES = 2 << 20
@@ -22,7 +24,14 @@ PIECE_BYTES = 2 << 20
 takes them, and the threads wait for each other's."""
 _BLOCKS = 16
 
-_blocks = TensorArena(_BLOCKS * BLOCK_BYTES, alignment=ALIGNMENT)
+
+def _arena(capacity: int) -> TensorArena:
+    """Of huge pages: a disk takes so many segments of memory with one request, and a piece that lies in
+    ordinary pages, scattered as they come, would need several requests."""
+    return TensorArena(capacity, alignment=HUGE_PAGE, huge_pages=True)
+
+
+_blocks = _arena(_BLOCKS * BLOCK_BYTES)
 
 
 @contextlib.contextmanager
@@ -44,10 +53,21 @@ def _bytes(block: ArenaBlock) -> Bytes:
     return content
 
 
-def blocks(size: int) -> Iterator[tuple[int, int]]:
-    """Start and length of each block of a file."""
-    for start in range(0, size, BLOCK_BYTES):
-        yield start, min(BLOCK_BYTES, size - start)
+def blocks(size: int, starts: Sequence[int] = ()) -> Iterator[tuple[int, int]]:
+    """Start and length of each block of a file.
+
+    A block ends where it must, or at the last of the chunks' `starts` before that, rounded down to whole units
+    of direct writing: then all of a chunk, or nearly all, passes while its block is written.
+    """
+    start = 0
+    while start < size:
+        stop = min(start + BLOCK_BYTES, size)
+        if stop < size:
+            index = bisect.bisect_left(starts, stop + ALIGNMENT)
+            cut = starts[index - 1] // ALIGNMENT * ALIGNMENT if index else 0
+            stop = cut if cut > start else stop
+        yield start, stop - start
+        start = stop
 
 
 def pieces(start: int, stop: int) -> Iterator[tuple[int, int]]:
@@ -88,7 +108,8 @@ class StagingArea:
         except CapacityError:
             # Too small, or somebody still looks at the old files: start over with a larger one.
             self.close()
-            self._arena = TensorArena(max(sum(sizes), ALIGNMENT), alignment=ALIGNMENT)
+            room = sum(-(-size // HUGE_PAGE) * HUGE_PAGE for size in sizes)
+            self._arena = _arena(max(room, HUGE_PAGE))
             return self._allocate(sizes)
 
     def _allocate(self, sizes: list[int]) -> list[Bytes]:

@@ -17,12 +17,14 @@ from tensorforge.checkpoint.api import DistributedCheckpoint
 from tensorforge.checkpoint.boxes import Box
 from tensorforge.checkpoint.chunks import StoredChunks
 from tensorforge.checkpoint.coordinators import SingleProcess
-from tensorforge.checkpoint.manifest import CheckpointManifest, corrupted
+from tensorforge.checkpoint.layout import MODEL, OPTIMIZER
+from tensorforge.checkpoint.manifest import CheckpointManifest, TensorMetadata, corrupted
 from tensorforge.checkpoint.options import Progress, SaveOptions
 from tensorforge.checkpoint.parallel import Guard
 from tensorforge.checkpoint.reader import Destination, read_tensors
 from tensorforge.checkpoint.state import tree_reader
 from tensorforge.checkpoint.targets import require_memory, whole_tensor
+from tensorforge.checkpoint.tensors import byte_view, describe
 from tensorforge.checkpoint.trees import decode_tree
 from tensorforge.errors import InvalidInputError, NotFoundError
 from tensorforge.storage.blobs import BlobStore
@@ -80,10 +82,13 @@ def read_whole_tensors(
 
 
 def read_whole(store: BlobStore, prefix: str, progress: Progress | None = None) -> WholeState:
-    """All of a checkpoint except its random states."""
+    """All of a checkpoint except its random states; tied weights are one memory again."""
     manifest = shelf.read_manifest(store, prefix)
-    names = [name for name in manifest.tensors if name.startswith(("model/", "optimizer/"))]
+    ties = _tied_weights(manifest)
+    wanted = (name for name in manifest.tensors if name.startswith((MODEL, OPTIMIZER)))
+    names = [name for name in wanted if name not in ties]
     tensors = read_whole_tensors(store, manifest, names, progress)
+    tensors |= {name: tensors[first] for name, first in ties.items()}
     states = {
         kind: decode_tree(manifest.state[kind], tree_reader(tensors), kind)
         for kind in ("model", "optimizer")
@@ -92,6 +97,18 @@ def read_whole(store: BlobStore, prefix: str, progress: Progress | None = None) 
     if not isinstance(states.get("model"), dict):
         raise corrupted(f"{manifest.key} has no model in it", manifest.key)
     return WholeState(states["model"], states.get("optimizer"))
+
+
+def _tied_weights(manifest: CheckpointManifest) -> dict[str, str]:
+    """Names of a model's tensors that are the same bytes as an earlier one: name → first name."""
+    first: dict[TensorMetadata, str] = {}
+    ties = {}
+    for name, tensor in manifest.tensors.items():
+        if name.startswith(MODEL) and tensor.chunks:
+            kept = first.setdefault(tensor, name)
+            if kept != name:
+                ties[name] = kept
+    return ties
 
 
 def write_whole(
@@ -123,12 +140,35 @@ def import_foreign(path: Path, *, trust_pickle: bool = False) -> WholeState:
 
 
 def _load_safetensors(path: Path) -> dict[str, torch.Tensor]:
+    from safetensors import safe_open
     from safetensors.torch import load_file
 
     try:
-        return load_file(path)
+        loaded = load_file(path)
+        with safe_open(path, "pt") as file:
+            said = file.metadata() or {}
     except Exception as error:  # whatever a foreign library makes of foreign bytes
         raise InvalidInputError(f"{path} is not a valid safetensors file: {error}") from error
+    return _tied_again(loaded, said)
+
+
+def _tied_again(
+    loaded: dict[str, torch.Tensor], said: Mapping[str, str]
+) -> dict[str, torch.Tensor]:
+    """Tensors with those that a file says to be other names of them, by name → first name."""
+    for name, first in said.items():
+        if name == "format" or first not in loaded:
+            continue
+        if name not in loaded or _are_equal(loaded[name], loaded[first]):
+            loaded[name] = loaded[first]
+    return loaded
+
+
+def _are_equal(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Bit for bit, so that NaN equals itself."""
+    return (one.dtype, one.shape) == (other.dtype, other.shape) and bool(
+        (byte_view(one) == byte_view(other)).all()
+    )
 
 
 def _import_huggingface(folder: Path) -> dict[str, torch.Tensor]:
@@ -145,7 +185,10 @@ def _import_huggingface(folder: Path) -> dict[str, torch.Tensor]:
         if Path(file).name != file:
             raise InvalidInputError(f"{folder / _INDEX} points outside of its folder: {file!r}")
         loaded = _load_safetensors(folder / file)
-        state.update({name: loaded[name] for name in loaded if index.weight_map.get(name) == file})
+        listed = {name for name in loaded if index.weight_map.get(name) == file}
+        memory = {id(loaded[name]) for name in listed}
+        tied = {name for name in loaded if id(loaded[name]) in memory} - set(index.weight_map)
+        state.update({name: loaded[name] for name in listed | tied})
     missing = sorted(set(index.weight_map) - set(state))
     if missing:
         raise InvalidInputError(f"{folder}: the files lack {', '.join(missing[:5])}")
@@ -211,7 +254,17 @@ def _export_safetensors(model: Mapping[str, Any], path: Path) -> None:
     others = [name for name, value in model.items() if not isinstance(value, torch.Tensor)]
     if others:
         raise InvalidInputError(f"safetensors holds tensors only, not {', '.join(others[:5])}")
-    save_file(dict(model), path, metadata={"format": "pt"})
+    tensors: dict[str, torch.Tensor] = {}
+    ties: dict[str, str] = {}
+    first: dict[object, str] = {}
+    for name, tensor in model.items():
+        memory = describe(tensor, name).memory()
+        kept = name if memory is None else first.setdefault(memory, name)
+        if kept != name:
+            ties[name] = kept
+        # Every name has bytes of its own, for readers that know nothing of ties.
+        tensors[name] = tensor if kept == name else tensor.clone()
+    save_file(tensors, path, metadata={**ties, "format": "pt"})
 
 
 def _export_dcp(whole: dict[str, Any], path: Path) -> None:

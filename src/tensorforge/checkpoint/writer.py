@@ -128,9 +128,10 @@ def _write_positional(
 ) -> None:
     writer = store.open_positional(image.plan.key, image.plan.size)
     workplace = functools.partial(piece_buffer, guard)
+    starts = [chunk.start for chunk in image.chunks]
 
     def tasks() -> Iterator[Task]:
-        for start, length in blocks(image.plan.size):
+        for start, length in blocks(image.plan.size, starts):
 
             def task(scratch: Bytes, start: int = start, stop: int = start + length) -> None:
                 passing = _BlockChecksums(image, checksums, start, stop)

@@ -64,9 +64,7 @@ def _bar(what: str, *, hidden: bool) -> Iterator[Progress]:
 def ls(store: Store = DEFAULT_STORE, json_output: AsJson = False) -> None:
     """List the checkpoints in a store, oldest first, and the manifests that cannot be read."""
     with _store(store) as opened:
-        infos = shelf.list_checkpoints(opened)
-        known = {info.prefix for info in infos}
-        damaged = [prefix for prefix in shelf.prefixes_by_age(opened) if prefix not in known]
+        infos, damaged = shelf.survey(opened)
     if json_output:
         rows = [
             {

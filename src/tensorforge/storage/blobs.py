@@ -140,6 +140,9 @@ class PositionalBlobStore(Protocol):
 class PiecewiseBlobStore(Protocol):
     """A store whose reader can look at each piece while it is still in the processor's cache."""
 
+    def is_at_hand(self, key: str) -> bool:
+        """Whether reading a blob is mere copying, without waiting for a disk or a network."""
+
     def read_pieces(self, key: str, offset: int, buffer: memoryview) -> Iterator[memoryview]:
         """Fill `buffer` like `read_into`, and give each piece of it, in order, as soon as it is filled."""
 

@@ -127,6 +127,11 @@ class LocalStore:
         """Fill `buffer` with the blob's bytes from `offset`."""
         _exhaust(self.read_pieces(key, offset, buffer))
 
+    def is_at_hand(self, key: str) -> bool:
+        """Whether most of a blob lies in the page cache, so that reading it is mere copying."""
+        with self._opened(key) as file:
+            return bool(is_cached(file, 0, os.fstat(file).st_size))
+
     def read_pieces(self, key: str, offset: int, buffer: memoryview) -> Iterator[memoryview]:
         """Fill `buffer`, and give each piece of it, in order, as soon as it is filled.
 

@@ -47,10 +47,11 @@ _CONCURRENT_PARTS = 8
 
 
 def open_object_store(url: str) -> ObjectStore:
-    """Open `s3://bucket/prefix`, `gs://bucket/prefix` or `az://account/container/prefix`.
+    """Open `s3://bucket/prefix`, `gs://bucket/prefix` or `az://container/prefix`.
 
-    Credentials, region and endpoint come from the service's usual environment variables
-    (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_SERVICE_ACCOUNT`, `AZURE_STORAGE_ACCOUNT_KEY`, ...).
+    Account, credentials, region and endpoint come from the service's usual environment variables
+    (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `GOOGLE_SERVICE_ACCOUNT`, `AZURE_STORAGE_ACCOUNT_NAME`,
+    `AZURE_STORAGE_ACCOUNT_KEY`, ...).
     """
     return ObjectStore(url)
 
@@ -74,7 +75,8 @@ class ObjectStore:
         if not retry_seconds >= 0:
             raise ConfigurationError("retry_seconds", retry_seconds, "must not be negative")
         self.url = _without_secrets(url)
-        client = {"allow_http": _endpoint(config).startswith("http://"), **(client_options or {})}
+        endpoint = _endpoint(urlsplit(url).scheme, config)
+        client = {"allow_http": endpoint.startswith("http://"), **(client_options or {})}
         options = {"config": dict(config or {}), "client_options": client}
         patient = {"max_retries": 10, "retry_timeout": timedelta(seconds=retry_seconds)}
         self._store = _connect(url, options, patient)
@@ -260,10 +262,18 @@ def _connect(url: str, options: Mapping[str, Any], retries: Mapping[str, Any]) -
         raise InvalidInputError(f"{_without_secrets(url)} cannot be opened: {error}") from error
 
 
-def _endpoint(config: Mapping[str, Any] | None) -> str:
+_ENDPOINTS = {
+    "s3": ("endpoint", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("base_url", "GOOGLE_BASE_URL"),
+    "az": ("endpoint", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+"""URL scheme → the option and the environment variables that name a service's address."""
+
+
+def _endpoint(scheme: str, config: Mapping[str, Any] | None) -> str:
     """The address that the user gave; one without TLS is a decision that is not asked for twice."""
-    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
-    given = [(config or {}).get("endpoint"), *map(os.environ.get, names)]
+    option, *names = _ENDPOINTS.get(scheme, ("endpoint",))
+    given = [(config or {}).get(option), *map(os.environ.get, names)]
     return next((str(endpoint) for endpoint in given if endpoint), "")
 
 

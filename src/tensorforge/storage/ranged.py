@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -14,23 +15,25 @@ from tensorforge.storage.staged import DIRECT_ALIGNMENT
 _BOUNCE = 1 << 20
 """What is read directly at once: small enough to be in the processor's cache while it is copied on."""
 
-_PIECE = 512 << 10
-"""What is read from the page cache at once, for the same reason."""
+_PIECE = 256 << 10
+"""What is read from the page cache at once: it is hashed while it is in the core's own cache."""
 
 _CACHESTAT = 451
 """The number of the system call, the same on every architecture; Linux has it since 6.5."""
 
 _PAGE = mmap.PAGESIZE
+_HUGE_PAGE = 2 << 20
 
 
 def read_exactly(key: str, file: int, offset: int, target: memoryview) -> Iterator[memoryview]:
     """Fill `target` from `offset`, giving each piece; `EncodingError` if the file ends before."""
-    done = 0
-    while done < len(target):
-        count = os.preadv(file, [target[done : done + _PIECE]], offset + done)
+    done, total = 0, len(target)
+    while done < total:
+        piece = target[done : done + _PIECE]
+        count = os.preadv(file, [piece], offset + done)
         if not count:
             raise EncodingError(f"{key} ended while it was read: it was cut short")
-        yield target[done : done + count]
+        yield piece if count == len(piece) else piece[:count]
         done += count
 
 
@@ -79,10 +82,17 @@ def _address(view: memoryview) -> int:
 
 
 class _Bounce(threading.local):
-    """Each thread's aligned buffer for direct reads, kept because fresh pages are slow."""
+    """Each thread's aligned buffer for direct reads, kept because fresh pages are slow.
+
+    It is one huge page, if the system has any: a disk fills scattered ones by several requests.
+    """
 
     def __init__(self) -> None:
-        self.view = memoryview(mmap.mmap(-1, _BOUNCE))
+        memory = mmap.mmap(-1, 2 * _HUGE_PAGE)
+        with contextlib.suppress(OSError, AttributeError):  # not on this system
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        skip = -_address(memoryview(memory)) % _HUGE_PAGE
+        self.view = memoryview(memory)[skip : skip + _BOUNCE]
         self.address = _address(self.view)
 
 

@@ -11,7 +11,7 @@ from tensorforge.catalog import (
     GcPolicy,
     RestoreCriteria,
 )
-from tensorforge.catalog.manager import KEEP_DELETED_SECONDS
+from tensorforge.catalog.deletion import KEEP_DELETED_SECONDS
 from tensorforge.errors import (
     AlreadyExistsError,
     ConflictError,
