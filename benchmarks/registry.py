@@ -3,8 +3,9 @@
 All servers keep their data in SQLite and hold 10,000 versions (copies of one that was registered). MLflow runs
 twice, as it comes (four workers) and with one worker, and we are compared with the faster of the two,
 operation by operation; our server runs as it comes (one worker). Requests come from one client, and from
-four processes at once. The limit is a request to our server that does nothing but ask its database for a
-constant. The second part asks servers of our own with 1,000 to 100,000 versions for answers of the same size.
+four processes at once; "client" is the share of one core that they themselves needed for ours. The limit is a
+request to our server that does nothing but read one row of its database. The second part asks servers of
+our own with 1,000 to 100,000 versions for answers of the same size.
 
     python benchmarks/registry.py [--quick] [--mlflow-venv FOLDER] [--without-mlflow] [--part compare|flat]
 

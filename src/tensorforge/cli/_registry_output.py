@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from enum import Enum
@@ -55,6 +56,11 @@ def plain(value: Any) -> Any:
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
     typer.echo(json.dumps(plain(value), indent=2))
+
+
+def console() -> Console:
+    """Where tables go. What no terminal shows is not folded, so that a long checksum stays one word."""
+    return Console() if sys.stdout.isatty() else Console(width=10_000)
 
 
 def table_of(*columns: str) -> Table:

@@ -7,9 +7,16 @@ from datetime import timedelta
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
-from tensorforge.cli._registry_output import DEFAULT, AsJson, Database, plain, table_of, when
+from tensorforge.cli._registry_output import (
+    DEFAULT,
+    AsJson,
+    Database,
+    console,
+    plain,
+    table_of,
+    when,
+)
 from tensorforge.registry import ModelRegistry
 from tensorforge.registry.tokens import DatabaseTokens, Scope
 
@@ -51,7 +58,7 @@ def list_tokens(database: Database = DEFAULT, as_json: AsJson = False) -> None:
             "-" if record.expires_at is None else when(record.expires_at),
             "-" if record.revoked_at is None else when(record.revoked_at),
         )
-    Console().print(table)
+    console().print(table)
 
 
 @app.command("revoke")

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tensorforge.cli import _registry_tokens
 from tensorforge.cli._registry_output import (
     DEFAULT,
     AsJson,
     Database,
+    console,
     entry_lines,
     existing,
     print_json,
@@ -78,7 +78,7 @@ def list_models(
             each.registered_by,
             tags,
         )
-    Console().print(table)
+    console().print(table)
 
 
 def _list_all(registry: ModelRegistry, limit: int, *, as_json: bool) -> None:
@@ -96,7 +96,7 @@ def _list_all(registry: ModelRegistry, limit: int, *, as_json: bool) -> None:
         table.add_row(
             each.model_id, str(each.version_count), serves, aliases, when(each.updated_at)
         )
-    Console().print(table)
+    console().print(table)
 
 
 @app.command()
@@ -114,7 +114,6 @@ def show(
     if as_json:
         print_json({"version": metadata, "sla": sla, "validations": validations})
         return
-    console = Console()
     table = table_of("", "")
     for name, value in _facts(metadata):
         if value:
@@ -127,7 +126,7 @@ def show(
         verdict = "passed" if result.passed else f"failed: {'; '.join(result.errors) or 'SLA'}"
         figures = f"p99 {result.latency_p99_ms:.3g} ms, accuracy {result.accuracy_score:.4g}"
         table.add_row(f"in {record.state.value}", f"{verdict} ({figures})")
-    console.print(table)
+    console().print(table)
 
 
 def _facts(metadata: ModelMetadata) -> list[tuple[str, str]]:
@@ -383,7 +382,7 @@ def diff(
         table.add_row(name, first, second)
     for tag, pair in found.tags.items():
         table.add_row(f"tag {tag}", pair[0] or "-", pair[1] or "-")
-    Console().print(table)
+    console().print(table)
     typer.echo(f"Due: {found.due.bump.value} ({'; '.join(found.due.reasons)})")
     typer.echo(f"Shape compatibility: {found.compatibility:.2f}")
     if found.rollback is not None:

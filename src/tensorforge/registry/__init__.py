@@ -1,7 +1,7 @@
 """The model registry: semantic versions, a lifecycle with evidence, and an audit that shows tampering.
 
 versions, ranges, lifecycle, models, shapes, selection, evidence, filters  pure
-schema, rows, search, audit, changes                                       on the database, shared by all
+schema, expressions, rows, search, audit, changes                          on the database, shared by all
 registering, measurements, moves, labels, descriptions, removing           on it, a kind of change each
 reading, registry                                                          what others call
 """

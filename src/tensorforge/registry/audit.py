@@ -32,6 +32,8 @@ _MOVE_HEAD = Prepared(
 
 GENESIS = "0" * 64
 _BATCH = 1_000
+_CANONICAL = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
+_SORTED = json.JSONEncoder(sort_keys=True)
 _HASHED = [column.name for column in AUDIT.columns if column.name != "hash"]
 
 
@@ -80,9 +82,7 @@ class AuditFact:
 
 def entry_hash(row: Mapping[Any, Any]) -> str:
     """The hash of a row's content, the hash of the row before included."""
-    canonical = json.dumps(
-        [row[name] for name in _HASHED], ensure_ascii=False, separators=(",", ":")
-    )
+    canonical = _CANONICAL.encode([row[name] for name in _HASHED])
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
@@ -104,7 +104,7 @@ def append(connection: sa.Connection, fact: AuditFact, now_us: int) -> dict[str,
         "from_state": fact.from_state,
         "to_state": fact.to_state,
         "reason": fact.reason,
-        "evidence": json.dumps(dict(fact.evidence), sort_keys=True),
+        "evidence": _SORTED.encode(dict(fact.evidence)),
         "forced": fact.forced,
         "previous_hash": head["hash"],
     }

@@ -50,8 +50,11 @@ from tensorforge.registry.search import (
     MAX_PAGE,
     MODEL_SEARCH,
     VERSION_SEARCH,
+    Document,
     Page,
+    Wanted,
     Within,
+    find_documents,
     find_page,
 )
 from tensorforge.registry.selection import CanaryDecision, CanaryPolicy, decide_canary
@@ -215,45 +218,31 @@ class RegistryReader:
         versions: VersionRange | None = None,
     ) -> Page[ModelMetadata]:
         """A page of the versions that match; the newest first unless ordered otherwise."""
-        rows = self.search_version_rows(
-            filter_text,
-            order_by=order_by,
-            limit=limit,
-            token=token,
-            model_id=model_id,
-            versions=versions,
-        )
-        return Page(tuple(to_metadata(row) for row in rows.items), rows.next_token)
-
-    def search_version_rows(
-        self,
-        filter_text: str = "",
-        *,
-        order_by: Sequence[str] = (),
-        limit: int = 100,
-        token: str | None = None,
-        model_id: str | None = None,
-        versions: VersionRange | None = None,
-        columns: frozenset[str] | None = None,
-    ) -> Page[Row]:
-        """The same as rows of `VERSION_QUERY`, or some of their columns, to make something else of."""
         low, high = (None, None) if versions is None else (versions.low, versions.high)
         with self._turn, self._database.read() as connection:
             key = None
             if model_id is not None:
                 check_text("model_id", model_id)
                 key = find_model(connection, model_id)["key"]
-            rows, following = find_page(
-                connection,
-                VERSION_SEARCH,
-                filter_text=filter_text,
-                order_by=order_by,
-                limit=limit,
-                token=token,
-                within=Within(model_key=key, low=low, high=high),
-                columns=columns,
+            within = Within(model_key=key, low=low, high=high)
+            wanted = Wanted(
+                filter_text=filter_text, order_by=order_by, limit=limit, token=token, within=within
             )
-        return Page(tuple(rows), following)
+            rows, following = find_page(connection, VERSION_SEARCH, wanted)
+        return Page(tuple(to_metadata(row) for row in rows), following)
+
+    def search_version_documents(
+        self,
+        document: Document,
+        filter_text: str = "",
+        *,
+        order_by: Sequence[str] = (),
+        limit: int = 100,
+        token: str | None = None,
+    ) -> tuple[str, str | None]:
+        """The same, each version as a document over `VERSION_QUERY`: the items of a JSON array, as text."""
+        wanted = Wanted(filter_text=filter_text, order_by=order_by, limit=limit, token=token)
+        return find_documents(self._database, VERSION_SEARCH, document, wanted)
 
     def search_models(
         self,
@@ -264,15 +253,9 @@ class RegistryReader:
         token: str | None = None,
     ) -> Page[RegisteredModel]:
         """A page of the models that match; by name unless ordered otherwise."""
+        wanted = Wanted(filter_text=filter_text, order_by=order_by, limit=limit, token=token)
         with self._turn, self._database.read() as connection:
-            rows, following = find_page(
-                connection,
-                MODEL_SEARCH,
-                filter_text=filter_text,
-                order_by=order_by,
-                limit=limit,
-                token=token,
-            )
+            rows, following = find_page(connection, MODEL_SEARCH, wanted)
             return Page(tuple(to_model(connection, row) for row in rows), following)
 
     def get_validation(self, model_id: str, version: ModelVersion) -> ValidationResult | None:

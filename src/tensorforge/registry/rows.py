@@ -10,11 +10,9 @@ from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
 
 from tensorforge.errors import NotFoundError
+from tensorforge.registry.expressions import Joined
 from tensorforge.registry.lifecycle import DeploymentState
 from tensorforge.registry.models import (
     Lineage,
@@ -45,24 +43,10 @@ _NUMBERS = (VERSIONS.c.major, VERSIONS.c.minor, VERSIONS.c.patch)
 VERSION_ORDER = sa.tuple_(*_NUMBERS)
 
 
-class _Joined(FunctionElement[str]):
-    """The texts of all rows, with a separator between them."""
-
-    name = "joined"
-    type = sa.Text()
-    inherit_cache = True
-
-
-@compiles(_Joined)
-def _joined(element: _Joined, compiler: SQLCompiler, **options: Any) -> str:
-    function = "group_concat" if compiler.dialect.name == "sqlite" else "string_agg"
-    return f"{function}({compiler.process(element.clauses, **options)})"
-
-
 def _tags_of(table: sa.Table, owner: sa.Column[Any], key: sa.Column[Any]) -> sa.ScalarSelect[str]:
     pair = table.c.tag + _AFTER_KEY + table.c.value
     return (
-        sa.select(_Joined(pair, sa.literal(_BETWEEN_TAGS)))
+        sa.select(Joined(pair, sa.literal(_BETWEEN_TAGS)))
         .where(owner == key)
         .correlate(key.table)
         .scalar_subquery()
@@ -70,7 +54,7 @@ def _tags_of(table: sa.Table, owner: sa.Column[Any], key: sa.Column[Any]) -> sa.
 
 
 _VERSION_ALIASES = (
-    sa.select(_Joined(ALIASES.c.alias, sa.literal(",")))
+    sa.select(Joined(ALIASES.c.alias, sa.literal(",")))
     .where(ALIASES.c.version_key == VERSIONS.c.key)
     .correlate(VERSIONS)
     .scalar_subquery()

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar, cast
 import sqlalchemy as sa
 
 from tensorforge.errors import InvalidInputError
+from tensorforge.registry.expressions import Joined, Quoted, constant
 from tensorforge.registry.filters import (
     Comparison,
     Literal,
@@ -29,6 +30,7 @@ from tensorforge.registry.filters import (
 from tensorforge.registry.names import check_text, tag_digest
 from tensorforge.registry.rows import MODEL_QUERY, VERSION_ORDER, VERSION_QUERY
 from tensorforge.registry.schema import MODEL_TAGS, MODELS, VERSION_TAGS, VERSIONS
+from tensorforge.storage.database import Database
 from tensorforge.storage.prepared import Prepared, Row
 
 MAX_PAGE = 10_000
@@ -105,44 +107,91 @@ class Within:
     high: tuple[int, int, int] | None = None
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Document:
+    """What the database itself writes for each row: one text of JSON, without line breaks."""
+
+    text: sa.ColumnElement[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """One page of a search as its caller describes it."""
+
+    filter_text: str = ""
+    order_by: Sequence[str] = ()
+    limit: int = 100
+    token: str | None = None
+    within: Within = Within()
+
+
 def find_page(
-    connection: sa.Connection,
-    kind: Searchable,
-    *,
-    filter_text: str = "",
-    order_by: Sequence[str] = (),
-    limit: int = 100,
-    token: str | None = None,
-    within: Within | None = None,
-    columns: frozenset[str] | None = None,
+    connection: sa.Connection, kind: Searchable, wanted: Wanted
 ) -> tuple[Sequence[Row], str | None]:
-    """One page of rows and the token of the next; `columns` names those that are needed, if not all are."""
+    """One page of rows and the token of the next."""
+    plan = _plan(connection.dialect.name, kind, wanted)
+    rows = plan.statement.all(connection, plan.values)
+    if len(rows) <= wanted.limit:
+        return rows, None
+    last = rows[wanted.limit - 1]
+    values = [last[column.name] for column, _ in plan.order]
+    return rows[: wanted.limit], _make_token(plan.identity, values)
+
+
+def find_documents(
+    database: Database, kind: Searchable, document: Document, wanted: Wanted
+) -> tuple[str, str | None]:
+    """One page as the items of a JSON array, which the database writes, and the token of the next.
+
+    The rows never become values of Python: most of a page's time would go into that, and SQLite's driver would
+    hand the interpreter over for every one of them.
+    """
+    plan = _plan(database.dialect, kind, wanted, document)
+    (page,) = database.fetch(plan.statement, plan.values)
+    if page["rows"] <= wanted.limit:
+        return page["documents"] or "", None
+    documents, _, _ = page["documents"].rpartition(_BETWEEN_DOCUMENTS)
+    place = page["places"].split(_BETWEEN_PLACES)[wanted.limit - 1]
+    return documents, _make_token(plan.identity, json.loads(f"[{place}]"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """A search that was read and checked: a statement, its parameters, and what a token needs."""
+
+    statement: Prepared
+    values: dict[str, Any]
+    order: list[Direction]
+    identity: str
+
+
+def _plan(
+    dialect: str, kind: Searchable, wanted: Wanted, document: Document | None = None
+) -> _Plan:
+    limit = wanted.limit
     if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
         raise InvalidInputError(f"a page must hold between 1 and {MAX_PAGE} results, not {limit}")
-    check_text("filter", filter_text)
-    place = within or Within()
-    comparisons, orderings = parse_filter(filter_text), parse_ordering(tuple(order_by))
-    order, identity = _order(kind, orderings), _identity(filter_text, order_by)
+    check_text("filter", wanted.filter_text)
+    comparisons = parse_filter(wanted.filter_text)
+    orderings = parse_ordering(tuple(wanted.order_by))
+    order, identity = _order(kind, orderings), _identity(wanted.filter_text, wanted.order_by)
     values: dict[str, Any] = {"limit": limit + 1}
     for number, comparison in enumerate(comparisons):
-        values |= _values(connection, kind, number, comparison)
-    values |= _within_values(place)
-    if token:
-        read = _read_token(token, identity, order)
+        values |= _values(dialect, kind, number, comparison)
+    values |= _within_values(wanted.within)
+    if wanted.token:
+        read = _read_token(wanted.token, identity, order)
         values |= {f"after{n}": value for n, value in enumerate(read)}
     shape = _Shape(
-        dialect=connection.dialect.name,
+        dialect=dialect,
         comparisons=tuple(replace(each, value=_arity(each)) for each in comparisons),
         orderings=orderings,
-        follows=bool(token),
-        bounds=tuple(name for name in _BOUNDS if getattr(place, name) is not None),
-        columns=columns,
+        follows=bool(wanted.token),
+        bounds=tuple(name for name in _BOUNDS if getattr(wanted.within, name) is not None),
+        document=document,
     )
-    rows = _prepare(kind.tags.name, shape).all(connection, values)
-    if len(rows) <= limit:
-        return rows, None
-    last = rows[limit - 1]
-    return rows[:limit], _make_token(identity, [last[column.name] for column, _ in order])
+    statement = _prepare(kind.tags.name, shape)
+    return _Plan(statement=statement, values=values, order=order, identity=identity)
 
 
 _BOUNDS = ("model_key", "low", "high")
@@ -157,7 +206,7 @@ class _Shape:
     orderings: tuple[Ordering, ...]
     follows: bool
     bounds: tuple[str, ...]
-    columns: frozenset[str] | None
+    document: Document | None
 
 
 def _arity(comparison: Comparison) -> int:
@@ -168,10 +217,6 @@ def _arity(comparison: Comparison) -> int:
 def _prepare(tags: str, shape: _Shape) -> Prepared:
     kind = VERSION_SEARCH if tags == VERSION_TAGS.name else MODEL_SEARCH
     order, query = _order(kind, shape.orderings), kind.query
-    if shape.columns is not None:
-        needed = shape.columns | {column.name for column, _ in order}
-        chosen = [column for column in query.selected_columns if column.name in needed]
-        query = query.with_only_columns(*chosen, maintain_column_froms=True)
     for number, comparison in enumerate(shape.comparisons):
         if comparison.tag is not None and comparison.operator == "=":
             query, owner = _join_tag(query, kind, number)
@@ -182,8 +227,32 @@ def _prepare(tags: str, shape: _Shape) -> Prepared:
     query = query.where(*(_bound(name) for name in shape.bounds))
     if shape.follows:
         query = query.where(_after(order))
+    if shape.document is not None:
+        shown: list[Any] = [shape.document.text.label("document"), _place(order).label("place")]
+        query = query.with_only_columns(*shown, maintain_column_froms=True)
     sorted_query = query.order_by(*(c.desc() if down else c.asc() for c, down in order))
-    return Prepared(sorted_query.limit(sa.bindparam("limit", type_=sa.Integer)))
+    page = sorted_query.limit(sa.bindparam("limit", type_=sa.Integer))
+    return Prepared(page if shape.document is None else _in_one_row(page))
+
+
+# Neither can stand within JSON that is written in one line.
+_BETWEEN_DOCUMENTS, _BETWEEN_PLACES = ",\n", "\n"
+
+
+def _place(order: list[Direction]) -> sa.ColumnElement[str]:
+    """What a token says about a row: the items of a JSON array."""
+    columns = [Quoted(c) if isinstance(c.type, sa.Text) else sa.cast(c, sa.Text) for c, _ in order]
+    return functools.reduce(lambda left, right: left + constant(",") + right, columns)
+
+
+def _in_one_row(page: sa.Select[Any]) -> sa.Select[Any]:
+    found = page.subquery()
+    joined: list[Any] = [
+        sa.func.count().label("rows"),
+        Joined(found.c.document, constant(_BETWEEN_DOCUMENTS)).label("documents"),
+        Joined(found.c.place, constant(_BETWEEN_PLACES)).label("places"),
+    ]
+    return sa.select(*joined).select_from(found)
 
 
 def _bound(name: str) -> sa.ColumnElement[bool]:
@@ -246,16 +315,14 @@ def _whole(field: str, value: Literal) -> int:
     return number
 
 
-def _values(
-    connection: sa.Connection, kind: Searchable, number: int, comparison: Comparison
-) -> dict[str, Any]:
+def _values(dialect: str, kind: Searchable, number: int, comparison: Comparison) -> dict[str, Any]:
     """The checked parameters of one comparison."""
     value = comparison.value
     if comparison.tag is None:
         value = _typed(_field(kind, comparison.field), comparison)
     elif isinstance(value, int):
         raise InvalidInputError(f"tags are texts; put {value} in quotes")
-    if comparison.operator == "LIKE" and connection.dialect.name == "sqlite":
+    if comparison.operator == "LIKE" and dialect == "sqlite":
         value = _glob(str(value))
     found: dict[str, Any] = {f"tag{number}": comparison.tag} if comparison.tag is not None else {}
     if isinstance(value, tuple):

@@ -18,10 +18,12 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import StaticPool
 
 from tensorforge.errors import ClosedError, InvalidInputError, UnavailableError
+from tensorforge.storage.batches import Batch
 from tensorforge.storage.prepared import Prepared, Row
 
 IN_MEMORY = "sqlite://"
 _BUSY_TIMEOUT_MS = 30_000
+_KEPT_READERS = 4
 
 
 class Database:
@@ -42,8 +44,14 @@ class Database:
         self._turn = threading.RLock() if self.is_in_memory else contextlib.nullcontext()
         # SQLite's writers wait for each other by sleeping; those of one process can queue instead.
         self._queue = threading.Lock() if self.is_sqlite and not self.is_in_memory else None
+        # Connections to an SQLite file that are kept between uses: giving one back to the pool and taking
+        # it again costs more than a point read.
+        self._readers: list[Any] = []
+        self._writer: sa.Connection | None = None
+        self._thread = threading.local()
         self._closed = False
         self._engine = self._open(parsed)
+        self.dialect = self._engine.dialect.name
         driver: Any = self._engine.dialect.loaded_dbapi
         self._unavailable = (
             *(sa.exc.OperationalError, sa.exc.InterfaceError),
@@ -54,7 +62,10 @@ class Database:
         options: dict[str, Any] = {}
         if self.is_in_memory:
             options |= {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
-        elif not self.is_sqlite:
+        elif self.is_sqlite:
+            # The kept connections, and five for everybody else as usual.
+            options |= {"pool_size": _KEPT_READERS + 1 + 5, "max_overflow": -1}
+        else:
             options["pool_pre_ping"] = True
         try:
             engine = sa.create_engine(url, **options)
@@ -78,7 +89,14 @@ class Database:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """A connection that sees one consistent state; what it writes is thrown away."""
+        """A connection that sees one consistent state; what it writes is thrown away.
+
+        Within a `batch` that has changed something it sees that too, and must not write at all.
+        """
+        shared = self._shared_connection()
+        if shared is not None:
+            yield shared
+            return
         with self._connection(immediate=False) as connection:
             transaction = connection.begin()
             try:
@@ -88,22 +106,95 @@ class Database:
 
     def fetch(self, statement: Prepared, parameters: Mapping[str, Any]) -> list[Row]:
         """The rows of one statement that reads: it sees one consistent state without more ado."""
+        shared = self._shared_connection()
+        if shared is not None:
+            return statement.all(shared, parameters)
         with self._translated(), self._turn:
-            connection = self._engine.raw_connection()
+            connection = self._take_reader()
             try:
-                return statement.fetch(connection, self._engine.dialect, parameters)
-            finally:
+                rows = statement.fetch(connection, self._engine.dialect, parameters)
+            except BaseException:
                 connection.close()
+                raise
+            self._keep_reader(connection)
+            return rows
+
+    def _take_reader(self) -> Any:
+        try:
+            return self._readers.pop()
+        except IndexError:
+            return self._engine.raw_connection()
+
+    def _keep_reader(self, connection: Any) -> None:
+        if self._queue is None or len(self._readers) >= _KEPT_READERS:
+            connection.close()
+            return
+        self._readers.append(connection)
+        if self._closed:
+            self._close_kept()
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sa.Connection]:
         """A transaction: durable when the block ends, without trace if the block raises.
 
         SQLite takes its write lock at the start, so that a block which reads and then writes never
-        loses a race half-way through.
+        loses a race half-way through. Within a `batch` it is durable when that ends.
         """
-        with self._queued(), self._connection(immediate=True) as connection, connection.begin():
-            yield connection
+        batch = self._batch
+        if batch is None:
+            with self._writing() as connection, connection.begin():
+                yield connection
+        else:
+            with self._translated(), batch.change() as connection:
+                yield connection
+
+    @contextlib.contextmanager
+    def batch(self) -> Iterator[None]:
+        """Let the `write` blocks of this thread share one transaction, which is durable when the block ends.
+
+        A `write` block that raises is undone alone. If the batch itself raises, nothing of it was written,
+        whatever its blocks seemed to have done. Where writers do not wait for each other anyway
+        (PostgreSQL) or nothing is durable (in memory), each block keeps its own transaction.
+        """
+        if self._queue is None or self._batch is not None:
+            yield
+            return
+        batch = self._thread.batch = Batch(self._writing)
+        try:
+            with self._translated():
+                yield
+                batch.commit()
+        finally:
+            self._thread.batch = None
+            batch.close()
+
+    @property
+    def _batch(self) -> Batch | None:
+        return getattr(self._thread, "batch", None)
+
+    def _shared_connection(self) -> sa.Connection | None:
+        batch = self._batch
+        return None if batch is None else batch.connection
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[sa.Connection]:
+        """A connection whose transaction will hold the write lock, once this thread's turn has come."""
+        with self._queued(), self._translated():
+            if self._queue is None:
+                with self._connection(immediate=True) as connection:
+                    yield connection
+                return
+            connection = self._writer or self._engine.connect()
+            self._writer = None
+            connection.info["immediate"] = True
+            try:
+                yield connection
+            except BaseException:
+                connection.close()
+                raise
+            self._writer = connection
+            if self._closed:
+                self._close_kept()
 
     @contextlib.contextmanager
     def _queued(self) -> Iterator[None]:
@@ -136,7 +227,18 @@ class Database:
     def close(self) -> None:
         """Close every connection; closing twice is fine."""
         self._closed = True
+        self._close_kept()
         self._engine.dispose()
+
+    def _close_kept(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            self._readers.append(writer)
+        while self._readers:
+            connection = self._readers.pop()
+            # Not back into the pool, which may be gone already.
+            connection.detach()
+            connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -176,5 +278,5 @@ def _prepare_sqlite(connection: Any, _record: object) -> None:
 
 
 def _begin_sqlite(connection: sa.Connection) -> None:
-    immediate = connection.info.get("immediate", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
+    driver: Any = connection.connection.driver_connection
+    driver.execute("BEGIN IMMEDIATE" if connection.info.get("immediate", False) else "BEGIN")

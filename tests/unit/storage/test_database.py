@@ -1,11 +1,13 @@
 import multiprocessing
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import sqlalchemy as sa
 
 from tensorforge.errors import ClosedError, InvalidInputError, UnavailableError
 from tensorforge.storage.database import IN_MEMORY, Database
+from tensorforge.storage.prepared import Prepared
 
 SCHEMA = sa.MetaData()
 COUNTER = sa.Table(
@@ -119,6 +121,47 @@ def test_a_closed_database_says_so():
     database.close()
     with pytest.raises(ClosedError), database.read():
         pass
+
+
+COUNT = Prepared(sa.select(COUNTER.c.n).where(COUNTER.c.name == sa.bindparam("name")))
+WRONG = Prepared(sa.select(sa.column("missing")).select_from(sa.table("nowhere")))
+
+
+def test_any_number_of_threads_read_at_once(database_url):
+    barrier = threading.Barrier(12)
+    with Database(database_url) as database:
+        seed(database)
+
+        def look(_):
+            barrier.wait()
+            return [database.fetch(COUNT, {"name": "a"}) for _ in range(20)] + [read(database, "a")]
+
+        with ThreadPoolExecutor(12) as pool:
+            found = list(pool.map(look, range(12)))
+        assert found == [[[{"n": 0}]] * 20 + [0]] * 12
+
+
+def test_a_statement_that_fails_harms_none_after_it(database_url):
+    with Database(database_url) as database:
+        seed(database)
+        for _ in range(10):
+            with pytest.raises(Exception, match="nowhere"):
+                database.fetch(WRONG, {})
+            assert database.fetch(COUNT, {"name": "a"}) == [{"n": 0}]
+        increment(database, "a")
+        assert database.fetch(COUNT, {"name": "a"}) == [{"n": 1}]
+
+
+def test_a_change_that_is_under_way_when_a_file_is_closed_still_counts(tmp_path):
+    with Database(tmp_path / "meta.db") as database:
+        seed(database)
+        with database.write() as connection:
+            connection.execute(COUNTER.update().values(n=5))
+            database.close()
+        with pytest.raises(ClosedError):
+            increment(database, "a")
+    with Database(tmp_path / "meta.db") as database:
+        assert read(database, "a") == 5
 
 
 def test_a_password_is_never_shown():

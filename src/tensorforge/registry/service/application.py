@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
+import sqlalchemy as sa
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -20,6 +21,7 @@ from tensorforge.errors import AuthenticationError, InvalidInputError
 from tensorforge.registry.limits import Limits
 from tensorforge.registry.outbox import Outbox
 from tensorforge.registry.registry import ModelRegistry
+from tensorforge.registry.schema import AUDIT_HEAD
 from tensorforge.registry.service import admin_api, mlflow_api, models_api, versions_api
 from tensorforge.registry.service.endpoints import Endpoint, Endpoints, endpoints
 from tensorforge.registry.service.failures import (
@@ -36,6 +38,7 @@ from tensorforge.registry.service.wire import HealthAnswer
 from tensorforge.registry.tokens import Scope
 from tensorforge.registry.webhooks import WebhookCourier
 from tensorforge.security import TokenRecord
+from tensorforge.storage.prepared import Prepared
 
 OPERATIONS = (*models_api.OPERATIONS, *versions_api.OPERATIONS, *admin_api.OPERATIONS)
 PUBLIC = frozenset({"/healthz", "/openapi.json"})
@@ -49,7 +52,7 @@ def build(
     allow_private_webhooks: bool = False,
     deliver_webhooks: bool = True,
     more_routes: Iterable[BaseRoute] = (),
-) -> Starlette:
+) -> ASGIApp:
     """The application over a registry, which stays the caller's to close.
 
     `more_routes` are served beside the registry's, behind the same tokens and limits.
@@ -81,8 +84,7 @@ def build(
         exception_handlers={HTTPException: http_exception},
     )
     app.router.redirect_slashes = False
-    app.add_middleware(Guard, service=service, table=table)
-    return app
+    return Guard(app, service, table)
 
 
 def _routes(table: Endpoints) -> list[Route]:
@@ -163,13 +165,15 @@ class Guard:
             raise TooManyRequests(wait)
 
 
+_ANY_ROW = Prepared(sa.select(AUDIT_HEAD.c.sequence))
+
+
 def _healthz(service: Service) -> Endpoint:
     def probe() -> None:
-        with service.registry.database.read() as connection:
-            connection.exec_driver_sql("SELECT 1")
+        service.registry.database.fetch(_ANY_ROW, {})
 
     async def healthz(_: Request) -> Response:
-        await service.run(probe)
+        await service.run(probe, quick=True)
         return json_response(200, HealthAnswer(status="ok"))
 
     return healthz

@@ -72,7 +72,9 @@ async def _perform(service: Service, operation: Operation, request: Request) -> 
     body = None if operation.body is None else read_body(operation.body, content)
     digest = digest_of(request.method, request.url.path, content) if operation.idempotent else ""
     call = service.call(request, principal, query=query, body=body, digest=digest)
-    return await service.run(_answer, operation, call, quick=operation.quick)
+    return await service.run(
+        _answer, operation, call, quick=operation.quick, changes=operation.changes
+    )
 
 
 def _answer(operation: Operation, call: Call) -> Response:

@@ -34,10 +34,17 @@ class Metrics:
             registry=self._own,
         )
 
+        self._of: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+
     def observe(self, operation: str, status: int, seconds: float) -> None:
         """Count a request that was answered."""
-        self._requests.labels(operation, status).inc()
-        self._seconds.labels(operation).observe(seconds)
+        found = self._of.get((operation, status))
+        if found is None:
+            found = self._requests.labels(operation, status), self._seconds.labels(operation)
+            self._of[operation, status] = found
+        requests, times = found
+        requests.inc()
+        times.observe(seconds)
 
     def expose(self, *, waiting: int) -> bytes:
         """Everything of all workers as text; so many messages wait for their webhooks."""

@@ -11,7 +11,9 @@ import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import parse_qsl
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -33,9 +35,9 @@ from tensorforge.registry.service.endpoints import (
     read_limited,
 )
 from tensorforge.registry.service.failures import json_response
+from tensorforge.registry.service.mlflow_documents import VERSION_DOCUMENT
 from tensorforge.registry.service.mlflow_wire import (
     PREFIX,
-    SHOWN_COLUMNS,
     STAGES,
     Aliased,
     CreateModel,
@@ -58,11 +60,16 @@ from tensorforge.registry.service.mlflow_wire import (
     new_version,
     plain_tags,
     refuse_reserved,
-    row_body,
     stage_of,
     version_body,
 )
-from tensorforge.registry.service.operations import Call, read_body, read_query, require_scope
+from tensorforge.registry.service.operations import (
+    Call,
+    may_change,
+    read_body,
+    read_query,
+    require_scope,
+)
 from tensorforge.registry.service.state import Service
 from tensorforge.registry.tokens import Scope
 from tensorforge.registry.versions import Bump, require_version
@@ -248,8 +255,8 @@ def search_versions(call: Call) -> Json:
     """`model-versions/search`."""
     body: Search = call.body
     options = body.options(default=_DEFAULT_VERSIONS, most=_DEFAULT_VERSIONS)
-    page = call.registry.search_version_rows(body.filter, columns=SHOWN_COLUMNS, **options)
-    return _page("model_versions", [row_body(row) for row in page.items], page.next_token)
+    found, token = call.registry.search_version_documents(VERSION_DOCUMENT, body.filter, **options)
+    return _page("model_versions", msgspec.Raw(f"[{found}]".encode()), token)
 
 
 def set_version_tag(call: Call) -> Json:
@@ -335,7 +342,7 @@ def _move(
     return done.metadata
 
 
-def _page(key: str, items: list[Json], token: str | None) -> Json:
+def _page(key: str, items: list[Json] | msgspec.Raw, token: str | None) -> Json:
     return {key: items, "next_page_token": token} if token else {key: items}
 
 
@@ -396,6 +403,9 @@ def endpoints(service: Service) -> Endpoints:
 
 
 def _endpoint(service: Service, operation: MlflowOperation) -> Endpoint:
+    quick = operation.run in _QUICK
+    changes = may_change(operation.method, operation.scope)
+
     def answer(call: Call) -> Response:
         return json_response(200, operation.run(call))
 
@@ -407,12 +417,12 @@ def _endpoint(service: Service, operation: MlflowOperation) -> Endpoint:
         else:
             body = read_body(operation.body, await read_limited(request, service.limits))
         call = service.call(request, principal, body=body)
-        return await service.run(answer, call, quick=operation.run in _QUICK)
+        return await service.run(answer, call, quick=quick, changes=changes)
 
     return counted(service, operation.name, perform)
 
 
 def _parameters(request: HttpRequest, kind: type[MlflowRequest]) -> Json:
+    pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
     lists = {"order_by", "stages"} & set(kind.__struct_fields__)
-    found: Json = dict(request.query_params)
-    return found | {key: request.query_params.getlist(key) for key in lists}
+    return dict(pairs) | {key: [value for name, value in pairs if name == key] for key in lists}

@@ -12,11 +12,9 @@ from msgspec import Meta
 from tensorforge.errors import AlreadyExistsError, InvalidInputError
 from tensorforge.registry.lifecycle import DeploymentState
 from tensorforge.registry.models import Lineage, ModelMetadata, RegisteredModel
-from tensorforge.registry.rows import split_aliases, split_tags
 from tensorforge.registry.service.wire import ErrorAnswer
 from tensorforge.registry.times import to_micros
 from tensorforge.registry.versions import ModelVersion, require_version
-from tensorforge.storage.prepared import Row
 
 PREFIX = "/api/2.0/mlflow/"
 
@@ -245,37 +243,6 @@ def version_body(metadata: ModelMetadata) -> dict[str, Any]:
         "status": "READY",
         "tags": _tags({**metadata.tags, VERSION_TAG: str(metadata.version), STATE_TAG: state}),
         "aliases": metadata.aliases,
-    }
-
-
-SHOWN_COLUMNS = frozenset(
-    {
-        *("model_id", "number", "major", "minor", "patch", "state", "tags", "aliases"),
-        *("registered_us", "updated_us", "registered_by", "description", "source"),
-        *("run_id", "run_link"),
-    }
-)
-"""The columns of a version's row that MLflow shows."""
-
-
-def row_body(row: Row) -> dict[str, Any]:
-    """The same from a row: a search shows many, and half of its time would go into values."""
-    version = f"{row['major']}.{row['minor']}.{row['patch']}"
-    state = row["state"]
-    return {
-        "name": row["model_id"],
-        "version": str(row["number"]),
-        "creation_timestamp": row["registered_us"] // 1_000,
-        "last_updated_timestamp": row["updated_us"] // 1_000,
-        "user_id": row["registered_by"],
-        "current_stage": _BY_STATE[state],
-        "description": row["description"],
-        "source": row["source"],
-        "run_id": row["run_id"],
-        "run_link": row["run_link"],
-        "status": "READY",
-        "tags": _tags({**split_tags(row["tags"]), VERSION_TAG: version, STATE_TAG: state}),
-        "aliases": split_aliases(row["aliases"]),
     }
 
 

@@ -143,6 +143,11 @@ class Operation:
         """The names in the path."""
         return tuple(re.findall(r"{(\w+)}", self.path))
 
+    @property
+    def changes(self) -> bool:
+        """Whether it may change something."""
+        return may_change(self.method, self.scope)
+
     def statuses(self) -> tuple[int, ...]:
         """Everything that the operation may answer with."""
         more = {*self.errors, *ALWAYS_POSSIBLE}
@@ -153,6 +158,11 @@ class Operation:
         if self.if_match:
             more |= {412, 428}
         return (self.status, *sorted(more))
+
+
+def may_change(method: str, scope: Scope) -> bool:
+    """Whether an operation may change something; a search that is sent as a POST does not."""
+    return method != "GET" and scope is not Scope.READ
 
 
 def require_scope(scope: Scope, principal: TokenRecord) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 
@@ -14,6 +14,7 @@ from tensorforge.registry.limits import Limits, RateLimiter
 from tensorforge.registry.registry import ModelRegistry
 from tensorforge.registry.service.metrics import Metrics
 from tensorforge.registry.service.operations import Call
+from tensorforge.registry.service.writer import Writer
 from tensorforge.registry.tokens import DatabaseTokens
 from tensorforge.security import TokenRecord
 
@@ -41,20 +42,31 @@ class Service:
         self.monotonic = monotonic
         self.metrics = Metrics()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="registry")
+        # SQLite has one writer at a time, so ours makes all changes; PostgreSQL's do not wait in line.
+        self._writer = Writer(registry.database) if registry.database.is_sqlite else None
 
     def close(self) -> None:
         """Let the threads finish what they have begun, and end them."""
+        if self._writer is not None:
+            self._writer.close()
         self._threads.shutdown()
 
     async def run(
-        self, work: Callable[..., Result], *arguments: Any, quick: bool = False
+        self,
+        work: Callable[..., Result],
+        *arguments: Any,
+        quick: bool = False,
+        changes: bool = False,
     ) -> Result:
         """Do some work beside the event loop, or within it where that cannot hold others up.
 
-        A point read from SQLite waits for no lock and takes less time than handing it to a thread does.
+        A point read from SQLite waits for no lock and takes less time than handing it to a thread does. What
+        changes something is durable when this returns.
         """
         if quick and self.registry.database.is_sqlite:
             return work(*arguments)
+        if changes and self._writer is not None:
+            return cast("Result", await self._writer.run(work, *arguments))
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def call(

@@ -1,0 +1,91 @@
+"""Several changes in one transaction of SQLite, each of which can fail alone.
+
+What makes a small change durable costs more than the change itself. Changes that wait for the one write lock at
+the same time can share that cost: they are made one after the other in one transaction, each behind a
+savepoint, and the transaction is committed once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import sqlalchemy as sa
+
+from tensorforge.errors import UnavailableError
+
+
+class Batch:
+    """The transaction that the changes of one thread share. It begins with the first of them.
+
+    `connect` gives a connection that holds the write lock from the beginning of its transaction on.
+    """
+
+    def __init__(
+        self, connect: Callable[[], contextlib.AbstractContextManager[sa.Connection]]
+    ) -> None:
+        self._connect = connect
+        self._resources = contextlib.ExitStack()
+        self._transaction: sa.RootTransaction | None = None
+        self._changes = 0
+        self._lost = False
+
+    @property
+    def connection(self) -> sa.Connection | None:
+        """The connection that sees what was changed so far, if anything was."""
+        return None if self._transaction is None else self._transaction.connection
+
+    @contextlib.contextmanager
+    def change(self) -> Iterator[sa.Connection]:
+        """One change: what the block wrote is undone if it raises, and nothing else is."""
+        if self._lost:
+            raise UnavailableError("the database gave up the transaction of several changes")
+        transaction = self._transaction or self._begin()
+        driver: Any = transaction.connection.connection.driver_connection
+        is_first = self._changes == 0
+        if not is_first:
+            driver.execute("SAVEPOINT change")
+        try:
+            yield transaction.connection
+        except BaseException:
+            self._undo(driver, is_first=is_first)
+            raise
+        if not is_first:
+            driver.execute("RELEASE change")
+        self._changes += 1
+
+    def _begin(self) -> sa.RootTransaction:
+        try:
+            connection = self._resources.enter_context(self._connect())
+            self._transaction = connection.begin()
+        except BaseException:
+            self._resources.close()
+            raise
+        return self._transaction
+
+    def _undo(self, driver: Any, *, is_first: bool) -> None:
+        if is_first:
+            self.close()
+        elif driver.in_transaction:
+            driver.execute("ROLLBACK TO change")
+            driver.execute("RELEASE change")
+        else:
+            # A full disk, for one, makes SQLite roll everything back by itself.
+            self._lost = True
+
+    def commit(self) -> None:
+        """Make all changes durable; what raises here has undone all of them."""
+        if self._lost:
+            raise UnavailableError("the database gave up the transaction of several changes")
+        if self._transaction is not None:
+            self._transaction.commit()
+
+    def close(self) -> None:
+        """Undo what was not committed, and let others write. Another change begins anew."""
+        transaction, self._transaction = self._transaction, None
+        try:
+            if transaction is not None:
+                transaction.close()
+        finally:
+            self._resources.close()
