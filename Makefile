@@ -4,10 +4,11 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+AZURE  := $(VENV)/azurite/.installed
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench soak clean
+.PHONY: help install demo test check format bench soak azurite clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 16
@@ -40,8 +41,15 @@ format: $(STAMP) ## apply the formatter and the safe lint fixes
 bench: $(STAMP)  ## run every benchmark; each prints our figure, the peer's and the limit
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done
 
-soak: $(STAMP)   ## the long randomised tests
+soak: $(STAMP) $(AZURE) ## the long randomised tests
 	@TENSORFORGE_SOAK=1 $(BIN)/python -m pytest -m soak -n $(JOBS) --dist worksteal --timeout 3600
+
+azurite: $(AZURE) ## a server of Azure's protocol for the long tests
+
+$(AZURE): $(STAMP)
+	@if command -v npm > /dev/null; then \
+	  npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite@3 && touch $@; \
+	else echo "There is no npm: the Azure store will not be tested"; fi
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output

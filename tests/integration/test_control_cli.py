@@ -1,6 +1,7 @@
 """The commands, against a real coordinator."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -12,6 +13,7 @@ import pytest
 
 from tensorforge.cli.main import main
 from tensorforge.elastic import ElasticCoordinator, ElasticTrainingConfig, ElasticWorker, WorkerId
+from tensorforge.launch.rundir import ProcessRecord, RunRecord, write_record
 from tensorforge.testing.loop import TrainingLoop
 
 CONFIG = ElasticTrainingConfig(
@@ -53,7 +55,7 @@ def test_status_shows_workers_and_why_the_cluster_changed(cluster, capsys):
     shown = capsys.readouterr().out
     assert "run default: active, generation 1" in shown
     assert "2 workers (1 to any number, 2 wanted), 0 waiting" in shown
-    assert "127.0.0.1:0" in shown
+    assert "the first 2 workers are here" in shown
 
 
 def test_status_as_json_has_every_figure(cluster, capsys):
@@ -69,9 +71,31 @@ def test_status_as_json_has_every_figure(cluster, capsys):
 
 def test_scale_and_leave_change_the_cluster_and_say_so(cluster, capsys):
     assert run("scale", "1", "-c", cluster.address) == 0
-    assert "1 workers are wanted; 1 are members of generation 2" in capsys.readouterr().out
+    assert "1 worker wanted; generation 2 has 1" in capsys.readouterr().out
     assert run("leave", "a", "-c", cluster.address, "--json") == 0
     assert json.loads(capsys.readouterr().out)["generation"] == 3
+
+
+def test_a_run_is_found_by_its_folder_or_by_being_the_only_one(
+    cluster, capsys, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    assert run("status") == 1
+    assert "which run? name its --run-dir or its --coordinator" in capsys.readouterr().err
+    launcher = ProcessRecord.of(os.getpid())
+    ended = ProcessRecord(launcher.pid, launcher.started - 1)
+    for name, process in (("a", launcher), ("b", ended)):
+        folder = tmp_path / "runs" / name
+        folder.mkdir(parents=True)
+        record = RunRecord(
+            script="t.py", coordinator_address=cluster.address, launcher=process, workers={}
+        )
+        write_record(folder, record)
+    assert run("status") == 0
+    assert "run default: active" in capsys.readouterr().out
+    assert run("scale", "2", "--run-dir", "runs/a") == 0
+    assert run("scale", "2", "--run-dir", "runs/b") == 1
+    assert "nothing runs in runs/b any more" in capsys.readouterr().err
 
 
 def test_a_mistake_is_a_message_and_a_failure(cluster, capsys):

@@ -108,7 +108,7 @@ def gone(*pids: int) -> None:
 
 
 def test_a_run_that_finishes_ends_with_success_and_leaves_its_logs(launch):
-    launched = launch("-n", "2", "--min-workers", "2", arguments=["--steps", "10"])
+    launched = launch("-n", "2", "--min-workers", "2", arguments=["--", "--steps", "10"])
     assert launched.end() == 0, launched.outcome
     assert launched.outcome["event"] == "outcome"
     assert launched.outcome["code"] == 0
@@ -236,17 +236,18 @@ def test_a_graceful_stop_does_not_wait_for_ever(launch, tmp_path):
 
 
 def test_a_killed_launcher_leaves_no_process_behind_and_the_run_goes_on_in_its_folder(launch):
-    first = launch("-n", "1", arguments=["--steps", "100000"])
-    first.until("generation_formed", generation=1)
-    record = first.record
+    first = launch("-n", "2", arguments=["--steps", "100000"])
+    first.saw_members(lambda members: len(members) == 2)
+    record, generation = first.record, first.all("generation_formed")[-1]["generation"]
     second = launch(arguments=["--steps", "5"])
     assert second.end() == 1
     assert "another launcher runs in" in second.errors
     first.process.kill()
     gone(record.coordinator.pid, *(worker.pid for worker in record.workers.values()))
-    third = launch("-n", "1", arguments=["--steps", "5"])
-    assert third.end() == 0
-    assert third.all("generation_formed")[-1]["generation"] > 1
+    third = launch("-n", "2", arguments=["--steps", "5"])
+    assert third.end() == 0, third.errors
+    formed = third.all("generation_formed")[0]
+    assert formed["generation"] > generation
 
 
 def test_a_worker_from_elsewhere_joins_and_leaves(launch):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pty
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -35,3 +37,59 @@ def test_a_terminal_gets_the_live_view_and_is_given_back(tmp_path):
     assert "loss " in text
     assert text.count("\x1b[?25l") == text.count("\x1b[?25h"), "the cursor stays hidden"
     assert "training is complete" in text
+
+
+def toy_run(folder: Path, *options: str, steps: int) -> list[str]:
+    command = [
+        sys.executable,
+        "-m",
+        "tensorforge",
+        "run",
+        "--spares",
+        "0",
+        "--run-dir",
+        str(folder),
+    ]
+    return [*command, *options, TOY, "--steps", str(steps)]
+
+
+def endless(folder: Path, *options: str) -> list[str]:
+    return toy_run(folder, *options, steps=100_000)
+
+
+def outcome(folder: Path) -> str:
+    lines = (folder / "workers" / "worker-0.jsonl").read_text().splitlines()
+    return json.loads(lines[-1])["outcome"]
+
+
+def test_a_terminal_that_is_closed_stops_the_run_in_peace(tmp_path):
+    pid, master = pty.fork()
+    if pid == 0:
+        os.execv(sys.executable, endless(tmp_path))
+    shown = b""
+    while b"step 1" not in shown:
+        shown += os.read(master, 65536)
+    os.close(master)
+    _pid, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+    assert outcome(tmp_path) == "stopped"
+
+
+def test_a_reader_that_goes_away_stops_the_run_in_peace_and_nohup_is_respected(tmp_path):
+    command = ["nohup", *endless(tmp_path, "--json")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as run:
+        assert run.stdout is not None
+        while "step_committed" not in run.stdout.readline():
+            pass
+        run.send_signal(signal.SIGHUP)
+        for _ in range(50):
+            assert "stop_requested" not in run.stdout.readline()
+        run.stdout.close()
+        assert run.wait() == 128 + signal.SIGPIPE
+    assert outcome(tmp_path) == "stopped"
+
+
+def test_a_run_whose_standard_streams_are_closed_trains_in_silence(tmp_path):
+    command = 'exec "$@" <&- >&- 2>&-'
+    subprocess.run(["sh", "-c", command, "sh", *toy_run(tmp_path, steps=5)], check=True)
+    assert outcome(tmp_path) == "complete"

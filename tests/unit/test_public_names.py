@@ -234,6 +234,7 @@ PUBLIC = {
     "tensorforge.train": {
         "CheckpointPlan",
         "Evaluation",
+        "Loading",
         "LocalShards",
         "Run",
         "RunConfig",

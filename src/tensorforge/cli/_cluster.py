@@ -17,16 +17,19 @@ from tensorforge.elastic.access import TlsOptions
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.elastic.token_files import read_token
 from tensorforge.elastic.view import ClusterView
-from tensorforge.errors import InvalidInputError
+from tensorforge.errors import InvalidInputError, NotFoundError, UnavailableError
 
 Address = Annotated[
-    str,
+    str | None,
     typer.Option(
         "--coordinator",
         "-c",
         envvar="TENSORFORGE_COORDINATOR",
-        help="HOST:PORT of the coordinator.",
+        help="HOST:PORT of the coordinator; without it and --run-dir, of the one run under ./runs.",
     ),
+]
+RunDir = Annotated[
+    Path | None, typer.Option("--run-dir", help="The folder of a run started by `tensorforge run`.")
 ]
 Token = Annotated[
     str | None,
@@ -55,23 +58,65 @@ def tls_options(ca: Path | None, cert: Path | None, key: Path | None) -> TlsOpti
     return TlsOptions(ca=ca, certificate=cert, key=key)
 
 
+def locate(coordinator: str | None, run_dir: Path | None) -> tuple[str, Path | None]:
+    """The coordinator's address, and the folder of its run if that is known.
+
+    Without an address the folder tells it; without both, the only run that goes on under `./runs`.
+    """
+    if coordinator is not None:
+        return coordinator, run_dir
+    from tensorforge.launch.rundir import read_record
+
+    folder = run_dir if run_dir is not None else _only_run()
+    record = read_record(folder)
+    if not record.launcher.is_alive():
+        raise NotFoundError(f"nothing runs in {folder} any more: its launcher has ended")
+    if record.coordinator_address is None:
+        raise UnavailableError(f"the run in {folder} has no coordinator yet; try again later")
+    return record.coordinator_address, folder
+
+
+def _only_run() -> Path:
+    from tensorforge.launch.rundir import running
+
+    found = running(Path("runs"))
+    if len(found) != 1:
+        there = ": " + ", ".join(map(str, found)) if found else " none"
+        raise InvalidInputError(
+            f"which run? name its --run-dir or its --coordinator; under ./runs there is{there}"
+        )
+    return found[0]
+
+
 def connect(
-    coordinator: Address,
+    coordinator: Address = None,
     token: Token = None,
     token_file: TokenFile = None,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
+    run_dir: RunDir = None,
 ) -> CoordinatorClient:
     """A client for the coordinator that the options name."""
     if token is not None and token_file is not None:
         raise InvalidInputError("--token and --token-file exclude each other")
+    coordinator, folder = locate(coordinator, run_dir)
+    if token is None and token_file is None:
+        token_file = token_of(folder)
     if token_file is not None:
         try:
             token = read_token(token_file)
         except OSError as error:
             raise InvalidInputError(f"cannot read {token_file}: {error.strerror}") from error
     return CoordinatorClient(coordinator, token=token, tls=tls_options(ca, cert, key))
+
+
+def token_of(folder: Path | None) -> Path | None:
+    """The file with the token of the run in this folder, if it needs one."""
+    from tensorforge.launch.rundir import TOKEN_FILE
+
+    path = None if folder is None else folder / TOKEN_FILE
+    return path if path is not None and path.exists() else None
 
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:

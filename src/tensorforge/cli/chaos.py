@@ -5,23 +5,32 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tensorforge.cli._cluster import AsJson, Ca, Cert, Key, Token, TokenFile, connect
-from tensorforge.errors import InvalidInputError, UnavailableError
+from tensorforge.cli._cluster import (
+    AsJson,
+    Ca,
+    Cert,
+    Key,
+    RunDir,
+    Token,
+    TokenFile,
+    connect,
+    locate,
+    token_of,
+)
+from tensorforge.errors import InvalidInputError
 from tensorforge.launch.storm import Strike, parse_kinds, plan_storm
+from tensorforge.wording import counted
 
 app = typer.Typer(help="A seeded storm against a running job, and what survived it.")
 
 
 @app.command()
 def chaos(
-    run_dir: Annotated[
-        Path | None, typer.Option(help="The folder of a run started by `tensorforge run`.")
-    ] = None,
+    run_dir: RunDir = None,
     coordinator: Annotated[
         str | None, typer.Option("--coordinator", "-c", help="HOST:PORT of the coordinator.")
     ] = None,
@@ -53,7 +62,6 @@ def chaos(
     Processes are hit only on this machine. Exit code 1: a promise was broken.
     """
     from tensorforge.launch.chaos import Blow, Job, Storm, judge
-    from tensorforge.launch.rundir import TOKEN_FILE, read_record
 
     chosen = secrets.randbelow(2**31) if seed is None else seed
     plan = plan_storm(
@@ -66,26 +74,25 @@ def chaos(
     if dry_run:
         _show_plan(plan.strikes, chosen, json_output=json_output)
         return
-    if run_dir is None and coordinator is None:
+    if run_dir is None and coordinator is None:  # nobody storms a job by accident
         raise InvalidInputError("which job? name its --run-dir or its --coordinator")
-    if coordinator is None and run_dir is not None:
-        coordinator = read_record(run_dir).coordinator_address
-        if token is None and token_file is None and (run_dir / TOKEN_FILE).exists():
-            token_file = run_dir / TOKEN_FILE
-    if coordinator is None:
-        raise UnavailableError(f"the run in {run_dir} has no coordinator yet; try again later")
+    address, run_dir = locate(coordinator, run_dir)
+    if token is None and token_file is None:
+        token_file = token_of(run_dir)
 
     def say(blow: Blow) -> None:
         if not json_output:
             whom = blow.victim or "nobody"
             typer.echo(f"{blow.at:7.2f} s  {blow.kind.value:<16} {whom:<12} {blow.note}")
 
-    job = Job(connect(coordinator, token, token_file, ca, cert, key), coordinator, run_dir)
+    job = Job(connect(address, token, token_file, ca, cert, key), address, run_dir)
     try:
         view = job.open()
         if not json_output:
-            typer.echo(f"storm {chosen}: {len(plan.strikes)} strikes in {duration:g} s")
-            typer.echo(f"against {len(view.workers)} workers, generation {view.generation}")
+            strikes = counted(len(plan.strikes), "strike")
+            members = counted(len(view.workers), "worker")
+            typer.echo(f"storm {chosen}: {strikes} in {duration:g} s")
+            typer.echo(f"against {members}, generation {view.generation}")
         blows = Storm(plan, job, say).rage()
         report = judge(job, settle=settle, until_end=until_end, blows=blows)
     finally:
@@ -106,6 +113,6 @@ def _show_plan(strikes: tuple[Strike, ...], seed: int, *, json_output: bool) -> 
     if json_output:
         typer.echo(json.dumps({"seed": seed, "strikes": plain}, default=lambda kind: kind.value))
         return
-    typer.echo(f"storm {seed}: {len(plain)} strikes")
+    typer.echo(f"storm {seed}: {counted(len(plain), 'strike')}")
     for strike in plain:
         typer.echo(f"{strike['at']:7.2f} s  {strike['kind'].value}")

@@ -25,8 +25,6 @@ app = typer.Typer(help="Lead a run: who is a member, when to rescale, and why.")
 EXIT_ABORTED = 3
 _LAST_WORDS = 1.0
 
-Count = Annotated[int | None, typer.Option()]
-
 
 def _config(text: str | None, options: dict[str, int | None]) -> ElasticTrainingConfig:
     given: dict[str, object] = {}
@@ -60,13 +58,24 @@ def coordinator(
     ] = "tensorforge-run/meta.db",
     run: Annotated[str, typer.Option(help="The run's name in the journal.")] = "default",
     workers: Annotated[int | None, typer.Option(help="How many workers to expect.")] = None,
-    min_workers: Count = None,
-    max_workers: Count = None,
-    rescale_timeout_ms: Count = None,
-    max_consecutive_failures: Count = None,
-    stability_window_ms: Count = None,
-    worker_heartbeat_timeout_ms: Count = None,
-    failure_tolerance_percentage: Count = None,
+    min_workers: Annotated[int | None, typer.Option(help="Training pauses below this.")] = None,
+    max_workers: Annotated[int | None, typer.Option(help="`scale` goes no higher.")] = None,
+    rescale_timeout_ms: Annotated[
+        int | None, typer.Option(help="How long a rescale, or a pause, may take.")
+    ] = None,
+    max_consecutive_failures: Annotated[
+        int | None,
+        typer.Option(help="So many failures in a row without a step between end the run."),
+    ] = None,
+    stability_window_ms: Annotated[
+        int | None, typer.Option(help="Quiet before joiners are taken in.")
+    ] = None,
+    worker_heartbeat_timeout_ms: Annotated[
+        int | None, typer.Option(help="Silence after which a worker counts as lost.")
+    ] = None,
+    failure_tolerance_percentage: Annotated[
+        int | None, typer.Option(help="Per cent of the workers that may be lost between two steps.")
+    ] = None,
     config: Annotated[
         str | None, typer.Option(help="All options as JSON, or a file with it.")
     ] = None,

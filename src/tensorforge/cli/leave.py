@@ -8,6 +8,7 @@ import typer
 
 from tensorforge.cli._cluster import AsJson, as_json, member_count, operator, with_client
 from tensorforge.elastic.client import CoordinatorClient
+from tensorforge.wording import counted
 
 app = typer.Typer(help="Let a worker leave after its current step.")
 
@@ -21,5 +22,7 @@ def leave(
 ) -> None:
     """Let a worker finish its step and leave; the others go on without it."""
     view = client.remove(worker, by=operator())
-    text = f"{worker} leaves; generation {view.generation} has {member_count(view)} workers"
+    text = (
+        f"{worker} leaves; generation {view.generation} has {counted(member_count(view), 'worker')}"
+    )
     typer.echo(as_json(view) if json_output else text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import pkgutil
 import sys
 from collections.abc import Sequence
@@ -36,7 +37,9 @@ class _CommandsByModule(TyperGroup):
         module = command_modules().get(cmd_name)
         if module is None:
             return None
-        command = typer.main.get_command(importlib.import_module(module).app)
+        app = importlib.import_module(module).app
+        app._add_completion = False  # noqa: SLF001  it is an option of the program, not of each command
+        command = typer.main.get_command(app)
         command.name = cmd_name
         return command
 
@@ -65,9 +68,22 @@ def _root(
     """Take the options that stand before the command."""
 
 
+def _open_closed_streams() -> None:
+    """Whoever closed a standard stream (`>&-`) wants silence, not files that take its number."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            descriptor = os.open(os.devnull, os.O_RDWR)
+            if descriptor != number:
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            mode = "w" if number else "r"
+            setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  stays open
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. A `TensorForgeError` is a message and exit code 1, not a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed_streams()
     try:
         app(words)
     except TensorForgeError as error:

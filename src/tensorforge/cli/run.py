@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import os
+import sys
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -87,7 +90,7 @@ def run(
 
     settings = LaunchSettings(
         script=script,
-        arguments=tuple(arguments or ()),
+        arguments=tuple(script_arguments(arguments)),
         as_module=module,
         run_dir=run_dir or default_run_dir(script),
         host=host,
@@ -119,8 +122,27 @@ def run(
     if not as_json:
         typer.echo(f"tensorforge: run folder {settings.run_dir}")
     outcome = Launcher(settings, choose_display(as_json=as_json, plain=plain)).run()
-    show_outcome(outcome, settings.run_dir, time.monotonic() - started, as_json=as_json)
+    try:
+        show_outcome(outcome, settings.run_dir, time.monotonic() - started, as_json=as_json)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError:  # nobody is there to read it; the exit code tells
+        _discard_output()
     raise typer.Exit(outcome.code)
+
+
+def _discard_output() -> None:
+    """What nobody reads must not fail once more, and change the exit code, when the interpreter ends."""
+    with contextlib.suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+def script_arguments(words: list[str] | None) -> list[str]:
+    """What the script gets; `--` before it says only that what follows is the script's."""
+    given = list(words or ())
+    return given[1:] if given[:1] == ["--"] else given
 
 
 def default_run_dir(script: str) -> Path:
@@ -143,7 +165,7 @@ def show_outcome(outcome: Outcome, folder: Path, seconds: float, *, as_json: boo
         typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); {again}", err=True)
         return
     failure = outcome.failure
-    if failure is not None and failure.traceback:
-        typer.echo(f"the traceback of {outcome.worker}:\n{failure.traceback.rstrip()}", err=True)
+    if failure is not None and failure.shown:
+        typer.echo(f"the traceback of {outcome.worker}:\n{failure.shown}", err=True)
     typer.secho(f"error: {outcome.reason}", err=True, fg=typer.colors.RED)
     typer.echo(f"logs: {folder / 'logs'}", err=True)

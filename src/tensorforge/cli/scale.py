@@ -8,6 +8,7 @@ import typer
 
 from tensorforge.cli._cluster import AsJson, as_json, member_count, operator, with_client
 from tensorforge.elastic.client import CoordinatorClient
+from tensorforge.wording import counted
 
 app = typer.Typer(help="Have another number of workers.")
 
@@ -22,5 +23,5 @@ def scale(
     """Set the wanted number: surplus workers retire after their step, launchers start what is missing."""
     view = client.scale(workers, by=operator())
     members, generation = member_count(view), view.generation
-    text = f"{workers} workers are wanted; {members} are members of generation {generation}"
+    text = f"{counted(workers, 'worker')} wanted; generation {generation} has {members}"
     typer.echo(as_json(view) if json_output else text)

@@ -15,10 +15,12 @@ from tensorforge.cli._cluster import AsJson, as_json, member_count, with_client
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.elastic.records import RescaleRecord
 from tensorforge.elastic.view import ClusterView
+from tensorforge.wording import counted
 
 app = typer.Typer(help="Who is in the cluster, where training stands, what happened.")
 
 _SHOWN = 8
+_ROOM_FOR_PARTS = 120
 
 
 @app.command()
@@ -35,33 +37,43 @@ def status(
         if json_output:
             typer.echo(as_json(view))
         else:
-            console.print(render(view))
+            console.print(render(view, console.width))
     elif json_output:
         for view in client.watch():
             typer.echo(msgspec.json.encode(view).decode())
     else:
         with Live(console=console, auto_refresh=False) as live:
             for view in client.watch():
-                live.update(render(view), refresh=True)
+                live.update(render(view, console.width), refresh=True)
 
 
-def render(view: ClusterView) -> RenderableType:
-    """The cluster as text and tables."""
-    return Group(_summary(view), _workers(view), _rescales(view.rescales[-_SHOWN:]))
+def render(view: ClusterView, width: int) -> RenderableType:
+    """The cluster as text and tables, for so many columns."""
+    return Group(_summary(view), _workers(view), _rescales(view.rescales[-_SHOWN:], width))
 
 
 def _summary(view: ClusterView) -> Text:
     limits = f"{view.min_workers} to {view.max_workers or 'any number'}"
     wanted = "" if view.desired_workers is None else f", {view.desired_workers} wanted"
-    state = view.state
+    members = counted(member_count(view), "worker")
     lines = [
         f"run {view.run_id}: {view.phase}, generation {view.generation}",
-        f"{member_count(view)} workers ({limits}{wanted}), {len(view.waiting)} waiting",
-        f"epoch {state.epoch}, step {state.step}, rate {state.learning_rate:g}, {state.samples} samples",
+        f"{members} ({limits}{wanted}), {len(view.waiting)} waiting",
+        _progress(view),
     ]
     if view.ended is not None:
         lines.append(f"{view.ended.outcome}: {view.ended.reason}")
     return Text("\n".join(lines))
+
+
+def _progress(view: ClusterView) -> str:
+    state = view.state
+    if state.step < 0:
+        return "no step yet"
+    batch = counted(state.samples, "sample")
+    return (
+        f"epoch {state.epoch}, step {state.step} ({batch}), learning rate {state.learning_rate:g}"
+    )
 
 
 def _workers(view: ClusterView) -> Table:
@@ -70,13 +82,16 @@ def _workers(view: ClusterView) -> Table:
         rank = "-" if worker.rank < 0 else str(worker.rank)
         step = "-" if worker.committed_step is None else str(worker.committed_step)
         seen = f"{worker.last_seen_ms / 1000:.1f} s ago" if worker.is_connected else "not connected"
-        table.add_row(rank, worker.id, worker.address, worker.status, step, seen)
+        address = worker.address.removesuffix(":0")  # it serves no shards
+        table.add_row(rank, worker.id, address, worker.status, step, seen)
     return table
 
 
-def _rescales(rescales: list[RescaleRecord]) -> Table:
+def _rescales(rescales: list[RescaleRecord], width: int) -> Table:
+    """Why, and how long in milliseconds: each part of it if there is room."""
     parts = ("detection", "decision", "barrier", "forming", "first commit")
-    table = Table("gen", "workers", *(f"{part} ms" for part in parts), "why")
+    is_wide = width >= _ROOM_FOR_PARTS
+    table = Table("gen", "workers", "why", *(parts if is_wide else ()), "ms")
     for record in rescales:
         times = (
             record.detection_ms,
@@ -85,7 +100,11 @@ def _rescales(rescales: list[RescaleRecord]) -> Table:
             record.forming_ms,
             record.first_commit_ms,
         )
-        shown = ("-" if time is None else f"{time:.1f}" for time in times)
+        shown = [_milliseconds(time) for time in (*(times if is_wide else ()), record.total_ms)]
         sizes = f"{record.old_size} → {record.new_size}"
-        table.add_row(str(record.generation), sizes, *shown, record.reason)
+        table.add_row(str(record.generation), sizes, record.reason, *shown)
     return table
+
+
+def _milliseconds(time: float | None) -> str:
+    return "-" if time is None else f"{time:.1f}"

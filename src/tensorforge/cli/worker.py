@@ -11,9 +11,22 @@ from typing import Annotated
 
 import typer
 
-from tensorforge.cli._cluster import Address, AsJson, Ca, Cert, Key, Token, TokenFile, connect
+from tensorforge.cli._cluster import (
+    Address,
+    AsJson,
+    Ca,
+    Cert,
+    Key,
+    Token,
+    TokenFile,
+    connect,
+    locate,
+    token_of,
+)
+from tensorforge.cli.run import script_arguments
 from tensorforge.elastic.token_files import read_token
-from tensorforge.errors import ConflictError, NotFoundError, PermissionDeniedError
+from tensorforge.errors import ConflictError, PermissionDeniedError
+from tensorforge.launch.settings import require_script
 
 app = typer.Typer(help="Join a run from anywhere.")
 
@@ -21,10 +34,10 @@ app = typer.Typer(help="Join a run from anywhere.")
 @app.command(context_settings={"allow_interspersed_args": False})
 def worker(
     script: Annotated[str, typer.Argument(help="The script that the other workers run, too.")],
-    coordinator: Address,
     arguments: Annotated[
         list[str] | None, typer.Argument(help="Passed on to the script as they are.")
     ] = None,
+    coordinator: Address = None,
     name: Annotated[
         str | None, typer.Option("--id", help="The worker's name; by default host and process.")
     ] = None,
@@ -32,7 +45,10 @@ def worker(
         bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")
     ] = False,
     run_dir: Annotated[
-        Path | None, typer.Option(help="Logs and checkpoints; the same for all workers.")
+        Path | None,
+        typer.Option(
+            help="The run's folder, if it can be reached from here: for logs, and to find it."
+        ),
     ] = None,
     token: Token = None,
     token_file: TokenFile = None,
@@ -43,11 +59,14 @@ def worker(
 ) -> None:
     """Run SCRIPT as one more worker of the run that the coordinator leads.
 
-    The process becomes the worker: SIGTERM makes it leave after its step, SIGUSR1 shows its stacks, and
-    its exit code is the script's.
+    The process becomes the worker: SIGTERM or an interrupt makes it leave after its step, SIGUSR1 shows
+    its stacks, and its exit code is the script's.
     """
-    if not module and not Path(script).is_file():
-        raise NotFoundError(f"the script {script} does not exist")
+    if not module:
+        require_script(script)
+    coordinator, run_dir = locate(coordinator, run_dir)
+    if token is None and token_file is None:
+        token_file = token_of(run_dir)
     with connect(coordinator, token, token_file, ca, cert, key) as client:
         try:
             view = client.status()
@@ -73,4 +92,4 @@ def worker(
     flag = ["-m"] if module else []
     command = [sys.executable, "-m", "tensorforge.launch.bootstrap", *flag, script]
     given = {key: str(value) for key, value in variables.items() if value is not None}
-    os.execve(sys.executable, [*command, *(arguments or ())], {**os.environ, **given})  # noqa: S606
+    os.execve(sys.executable, [*command, *script_arguments(arguments)], {**os.environ, **given})  # noqa: S606

@@ -73,9 +73,13 @@ class CoordinatorClient:
         finally:
             call.cancel()
 
-    def scale(self, workers: int, by: str = "") -> ClusterView:
-        """Have this many workers."""
-        return self._control(commands.Scale(workers, by))
+    def scale(self, workers: int, by: str = "", *, expected: int | None = None) -> ClusterView:
+        """Have this many workers.
+
+        `expected` is the `target_version` of the view that the wish is based on: if somebody has set a number
+        since, that one stays and this is a `ConflictError`.
+        """
+        return self._control(commands.Scale(workers, by, expected))
 
     def remove(self, worker_id: str, by: str = "") -> ClusterView:
         """Let a worker leave gracefully."""

@@ -71,6 +71,7 @@ class ClusterState:
         self.roster = Roster()
         self.phase = Phase.GATHERING
         self.desired_workers = durable.desired_workers or desired_workers
+        self.target_version = durable.target_version
         self.ended = durable.ended
         self.tolerance = Tolerance(config)
         self.stale_messages = 0

@@ -15,14 +15,15 @@ SERVICE = "tensorforge.Coordinator"
 
 
 class Scale(msgspec.Struct, frozen=True, tag="scale", forbid_unknown_fields=True):
-    """Have this many workers."""
+    """Have this many workers; with `expected`, only if nobody has set a number since that version of it."""
 
     workers: int
     by: Text = ""
+    expected: int | None = None
 
     def as_input(self, peer: str) -> inputs.Input:
         """The event for the machine."""
-        return inputs.ScaleRequested(self.workers, self.by or peer)
+        return inputs.ScaleRequested(self.workers, self.by or peer, self.expected)
 
 
 class Remove(msgspec.Struct, frozen=True, tag="remove", forbid_unknown_fields=True):

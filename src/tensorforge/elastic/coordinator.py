@@ -18,10 +18,16 @@ from tensorforge.elastic.instructions import Note
 from tensorforge.elastic.journal import Journal
 from tensorforge.elastic.machine import Machine
 from tensorforge.elastic.metrics import MetricsServer
-from tensorforge.elastic.records import DurableState, RunEnded, RunResumed
+from tensorforge.elastic.records import DurableState, RunEnded, RunResumed, Seat
 from tensorforge.elastic.service import Service
 from tensorforge.elastic.view import ClusterView
-from tensorforge.errors import ClosedError, ConflictError, DeadlineExceededError, TensorForgeError
+from tensorforge.errors import (
+    ClosedError,
+    ConfigurationError,
+    ConflictError,
+    DeadlineExceededError,
+    TensorForgeError,
+)
 from tensorforge.security import TokenStore
 from tensorforge.storage.database import IN_MEMORY, Database
 
@@ -37,9 +43,11 @@ class ElasticCoordinator:
     """Membership, generations, rescales and training state of one run, served over gRPC.
 
     `database` holds the journal (a `Database`, a URL or a path; in memory by default, which survives
-    nothing). A run that ended stays ended on its journal unless `resume` is set. `desired_workers` is how
-    many a launcher will start; the first generation forms as soon as they are here. `tokens` are required
-    unless `host` is loopback. `metrics_port` serves Prometheus metrics (0 picks a port).
+    nothing). A run that ended stays ended on its journal unless `resume` is set; then it goes on as well if
+    `is_gone` says of every member that the journal names that its process has ended: that is the end of an
+    earlier launch, not a failure. `desired_workers` is how many a launcher will start; the first generation
+    forms as soon as they are here. `tokens` are required unless `host` is loopback. `metrics_port`
+    serves Prometheus metrics (0 picks a port).
 
     A context manager runs it in a thread of its own: after `start` it serves at `address`. While another
     coordinator leads the run, `start` waits up to `lease_wait` seconds for its lease to end and then raises
@@ -59,11 +67,14 @@ class ElasticCoordinator:
         tls: TlsOptions | None = None,
         metrics_port: int | None = None,
         resume: bool = False,
+        is_gone: Callable[[Seat], bool] | None = None,
         lease_seconds: float = 10.0,
         lease_wait: float = 0.0,
         on_note: Callable[[Note], None] | None = None,
     ) -> None:
         self.config = config or ElasticTrainingConfig()
+        if not 0 <= port < 1 << 16:
+            raise ConfigurationError("port", port, "must be 0 to 65535")
         self._host, self._port = host, port
         self._gate = Gate(tokens, host=host)
         self._tls = tls
@@ -73,6 +84,7 @@ class ElasticCoordinator:
         self._desired_workers = desired_workers
         self._metrics_port = metrics_port
         self._resume = resume
+        self._is_gone = is_gone
         self._lease_seconds = lease_seconds
         self._lease_wait = lease_wait
         self._on_note = on_note
@@ -167,10 +179,15 @@ class ElasticCoordinator:
                 if time.monotonic() >= deadline:
                     raise
                 await asyncio.sleep(_LEASE_POLL)
-        if state.ended is not None and self._resume:
+        if self._resume and (state.ended is not None or self._nobody_is_left(state)):
             await asyncio.to_thread(journal.append, [RunResumed(reason="started again")])
             state = await asyncio.to_thread(journal.open)
         return state
+
+    def _nobody_is_left(self, state: DurableState) -> bool:
+        """Whether everybody who might be training, for all that the journal says, is known to be gone."""
+        seats = {*state.seats, *(seat for group in state.open_groups for seat in group.seats)}
+        return bool(seats) and self._is_gone is not None and all(map(self._is_gone, seats))
 
     async def _until_over(self, service: Service) -> None:
         assert self._leaving is not None  # noqa: S101  set a few lines above, for the type checker

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tensorforge.elastic.cluster_state import ClusterState, Phase
 from tensorforge.elastic.departures import Departures
 from tensorforge.elastic.generations import Generations
+from tensorforge.wording import counted
 
 
 class Deadlines:
@@ -73,7 +74,7 @@ class Deadlines:
         state = self._state
         count, least = len(state.roster.members), state.config.min_workers
         limit = round(state.timeouts.pause * 1000)
-        why = f"{count} workers for {limit} ms, at least {least} are needed (rescale_timeout_ms)"
+        why = f"{counted(count, 'worker')} for {limit} ms, at least {least} are needed (rescale_timeout_ms)"
         unseen = self._generations.unseen_group()
         if unseen is not None:
             why = (

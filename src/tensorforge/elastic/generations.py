@@ -13,6 +13,7 @@ from tensorforge.elastic.cluster_state import Cause, ClusterState, Phase
 from tensorforge.elastic.departures import Departures
 from tensorforge.elastic.policy import join_deadline
 from tensorforge.elastic.roster import Participant, arrange
+from tensorforge.wording import counted
 
 _NAMED = 20
 
@@ -98,7 +99,7 @@ class Generations:
     def _take_in(self, now: float) -> None:
         names = list(self._state.roster.waiting)
         if self._state.phase is Phase.GATHERING:
-            reason = f"the first {len(names)} workers are here"
+            reason = _first(len(names))
         elif not names:
             reason = "the group that could not be seen is known to have stopped"
         else:
@@ -143,7 +144,8 @@ class Generations:
         state.gone = {}
         state.out.record(entry)
         state.chronicle.decided(entry, now)
-        state.out.note("info", f"generation {state.generation}: {len(members)} workers: {reason}")
+        size = counted(len(members), "worker")
+        state.out.note("info", f"generation {state.generation}: {size}: {reason}")
         state.open_barrier(now, paused=entry.paused)
         self.announce([*present, *roster.leavers()], old_generation, old)
 
@@ -236,6 +238,10 @@ class Generations:
         state.has_committed = True
         state.tolerance.forgive(len(state.roster.members))
         state.out.record(state.chronicle.committed(progress, now))
+
+
+def _first(count: int) -> str:
+    return "the first worker is here" if count == 1 else f"the first {count} workers are here"
 
 
 def _kind(old: tuple[WorkerId, ...], new: tuple[WorkerId, ...]) -> RescaleType:

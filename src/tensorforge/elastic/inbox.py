@@ -137,8 +137,12 @@ class Inbox:
         self._retire()
 
     def _refused(self, message: messages.Refused) -> None:
+        with self._changed:
+            has_gone = self._outgoing.has_said_goodbye()
+        # Who has said goodbye knows why; a second explanation would only hide the first.
+        level = logging.INFO if has_gone else logging.WARNING
         worker_id = self._state.worker_id.id
-        log.warning("%s was refused (%s): %s", worker_id, message.code, message.reason)
+        log.log(level, "%s was refused (%s): %s", worker_id, message.code, message.reason)
         if message.code == messages.REFUSED_FENCED:
             self._fenced(message.reason)
         elif message.code != messages.REFUSED_DUPLICATE or not self._state.was_welcomed:

@@ -43,10 +43,14 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRequested:
-    """Somebody wants this many workers."""
+    """Somebody wants this many workers.
+
+    With `expected`, only if nobody has set another number since that version of it.
+    """
 
     workers: int
     by: str
+    expected: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

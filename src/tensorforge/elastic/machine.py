@@ -35,6 +35,8 @@ from tensorforge.elastic.instructions import Instruction
 from tensorforge.elastic.policy import check_target
 from tensorforge.elastic.records import DurableState
 from tensorforge.elastic.roster import Participant
+from tensorforge.errors import ConflictError
+from tensorforge.wording import counted
 
 
 class Machine:
@@ -144,7 +146,9 @@ class Machine:
             state.ignores(who, message.generation)
             return
         who.progress = message
-        if message.step >= state.progress.step:
+        # Nobody goes back while one member knows the way; if all of them are new, the first step tells.
+        is_first = message.generation == state.generation and not state.has_committed
+        if is_first or message.step >= state.progress.step:
             state.progress = messages.State(
                 epoch=message.epoch,
                 step=message.step,
@@ -224,12 +228,18 @@ class Machine:
 
     def _scaled(self, event: inputs.ScaleRequested, now: float) -> None:
         state = self.state
+        if event.expected not in (None, state.target_version):
+            raise ConflictError(
+                f"{event.by} did not know that {state.desired_workers} workers are wanted by now; "
+                f"its wish for {event.workers} is not followed"
+            )
         state.desired_workers = check_target(state.config, event.workers)
+        state.target_version += 1
         state.out.record(records.TargetSet(workers=event.workers, by=event.by))
-        state.out.note("info", f"{event.by} wants {event.workers} workers")
+        wish = f"{event.by} wants {counted(event.workers, 'worker')}"
+        state.out.note("info", wish)
         for participant in state.staying()[event.workers :]:
-            why = f"{participant.id} retires: {event.by} wants {event.workers} workers"
-            self._departures.dismiss(participant, why, now)
+            self._departures.dismiss(participant, f"{participant.id} retires: {wish}", now)
 
     def _removed(self, event: inputs.RemovalRequested, now: float) -> None:
         participant = self.state.roster.get(event.worker_id)

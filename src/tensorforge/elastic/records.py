@@ -158,6 +158,7 @@ class DurableState(msgspec.Struct, kw_only=True):
     formed_seats: tuple[Seat, ...] = ()
     open_groups: tuple[OpenGroup, ...] = ()
     desired_workers: int | None = None
+    target_version: int = 0
     committed: WasCommitted | None = None
     ended: RunEnded | None = None
     urgent: bool = False
@@ -212,6 +213,7 @@ def _apply(state: DurableState, entry: Entry) -> None:
         complete(state.history, entry)
     elif isinstance(entry, TargetSet):
         state.desired_workers = entry.workers
+        state.target_version += 1
     elif isinstance(entry, RunEnded):
         state.ended = entry
     elif isinstance(entry, RunResumed):

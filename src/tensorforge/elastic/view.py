@@ -39,6 +39,7 @@ class ClusterView(msgspec.Struct, kw_only=True):
     workers: list[WorkerView]
     waiting: list[WorkerView]
     desired_workers: int | None
+    target_version: int = 0
     min_workers: int
     max_workers: int | None
     state: State
@@ -65,6 +66,7 @@ def view(state: ClusterState, now: float, run_id: str, *, history: int = 20) -> 
         workers=sorted((w for w in everybody if w.id not in waiting), key=_by_rank),
         waiting=[w for w in everybody if w.id in waiting],
         desired_workers=state.desired_workers,
+        target_version=state.target_version,
         min_workers=config.min_workers,
         max_workers=config.max_workers,
         state=state.progress,

@@ -71,14 +71,34 @@ class Reporter:
                 self._stream.flush()
 
 
-def die_with_launcher() -> None:
-    """Have the kernel kill this process when its launcher ends; if that happened already, exit."""
+def die_with_launcher() -> bool:
+    """Have the kernel kill this process when its launcher ends; if that happened already, exit.
+
+    Returns whether there is a launcher.
+    """
     launcher = os.environ.pop(LAUNCHER_PID, "")
-    if not launcher.isdecimal() or not sys.platform.startswith("linux"):
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(launcher):
-        os._exit(1)
+    if not launcher.isdecimal():
+        return False
+    if sys.platform.startswith("linux"):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != int(launcher):
+            os._exit(1)
+    return True
+
+
+def leave_when_interrupted() -> None:
+    """For a worker at a terminal: the first interrupt lets it leave after its step, the second ends it."""
+
+    def interrupted(number: int, frame: types.FrameType | None) -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # no step to wait for
+            signal.default_int_handler(number, frame)
+        # Past the stream, which this may have interrupted in the middle of a line.
+        with contextlib.suppress(OSError):
+            os.write(2, b"leaving after this step; interrupt again to end at once\n")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    signal.signal(signal.SIGINT, interrupted)
 
 
 def wait_for_turn(reporter: Reporter) -> None:
@@ -100,7 +120,8 @@ def wait_for_turn(reporter: Reporter) -> None:
 
 def main(arguments: Sequence[str]) -> int:
     """Run the script and return the process's exit code."""
-    die_with_launcher()
+    if not die_with_launcher():
+        leave_when_interrupted()
     reporter = Reporter.from_environment()
     faulthandler.enable()
     # Until the training code listens for it, and after: a stop that comes too early or late is no death.
@@ -165,8 +186,9 @@ def _read_exit(error: SystemExit, reporter: Reporter) -> int:
 
 def _tell_failure(error: BaseException, reporter: Reporter) -> None:
     facts = _describe(error, str(error))
-    sys.stderr.write(facts["traceback"])
-    sys.stderr.flush()
+    if reporter.stream is None:  # a launcher shows it by itself, and once for all its workers
+        sys.stderr.write(facts["traceback"])
+        sys.stderr.flush()
     reporter.tell("failed", **facts)
 
 

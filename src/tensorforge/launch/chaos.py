@@ -22,6 +22,7 @@ from tensorforge.launch.rundir import ProcessRecord, RunRecord, read_record
 from tensorforge.launch.runlogs import RunLogTail
 from tensorforge.launch.settings import WORKERS_FOLDER
 from tensorforge.launch.storm import Aim, StormPlan, Strike, StrikeKind, Target, aim
+from tensorforge.wording import counted
 
 POLL_SECONDS = 0.05
 
@@ -204,7 +205,7 @@ class Storm:
         match strike.kind:
             case StrikeKind.JOIN:
                 self._job.scale(int(victim))
-                return f"{victim} workers wanted"
+                return f"{counted(int(victim), 'worker')} wanted"
             case StrikeKind.LEAVE:
                 self._job.remove(victim)
                 return "asked to leave"
@@ -240,15 +241,15 @@ def _send(process: ProcessRecord | None, number: int, done: str) -> str:
 
 def judge(job: Job, *, settle: float, until_end: bool, blows: list[Blow]) -> StormReport:
     """Wait for the job to recover (or to end), then check the promises."""
-    _wait_for_recovery(job, settle, until_end=until_end)
+    recovered = _wait_for_recovery(job, settle, until_end=until_end)
     view = job.newest
     ended = None if view is None else view.ended
-    recovered = view is not None and view.phase == "active"
     verdicts = [
         invariants.run_goes_on(
             None if ended is None else ended.outcome,
             "" if ended is None else ended.reason,
             recovered,
+            "" if not until_end else f", but the run has not ended within {settle:g} s",
         ),
         invariants.generations_grow(job.generations),
     ]
@@ -263,14 +264,18 @@ def judge(job: Job, *, settle: float, until_end: bool, blows: list[Blow]) -> Sto
     return StormReport(blows=blows, verdicts=verdicts)
 
 
-def _wait_for_recovery(job: Job, settle: float, *, until_end: bool) -> None:
+def _wait_for_recovery(job: Job, settle: float, *, until_end: bool) -> bool:
+    """Let the job commit a step, or end, within `settle` seconds; whether it has committed one."""
     first = job.newest.state.step if job.newest is not None else -1
     limit = time.monotonic() + settle
+    moves = False
     while time.monotonic() < limit:
         view = job.newest
         if view is not None and view.ended is not None:
-            return
-        moving = view is not None and view.phase == "active" and view.state.step > first
-        if moving and not until_end:
-            return
+            return moves
+        # Any other step: if all workers were lost, the next one is an earlier one.
+        moves = moves or (view is not None and view.phase == "active" and view.state.step != first)
+        if moves and not until_end:
+            return True
         time.sleep(POLL_SECONDS)
+    return moves

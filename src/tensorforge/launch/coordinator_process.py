@@ -21,6 +21,7 @@ from tensorforge.elastic.token_files import load_or_issue
 from tensorforge.encoding import decode, encode
 from tensorforge.errors import TensorForgeError
 from tensorforge.launch.bootstrap import Reporter, die_with_launcher
+from tensorforge.launch.survivors import is_gone
 from tensorforge.security import TokenStore
 
 SETTINGS = "TENSORFORGE_COORDINATOR_SETTINGS"
@@ -68,6 +69,7 @@ def serve(settings: CoordinatorSettings, reporter: Reporter) -> None:
         desired_workers=settings.desired_workers,
         tokens=_tokens(settings.token_file),
         resume=True,
+        is_gone=lambda seat: is_gone(seat, settings.host),
         lease_seconds=LEASE_SECONDS,
         lease_wait=LEASE_SECONDS + 8.0,
     ) as coordinator:

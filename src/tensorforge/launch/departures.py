@@ -21,6 +21,7 @@ class Departures:
         self._unexplained: dict[str, float] = {}
         self._released: set[str] = set()
         self._left: set[str] = set()
+        self._concluded: set[str] = set()
         self._can_be_asked = False
 
     def __len__(self) -> int:
@@ -42,8 +43,13 @@ class Departures:
 
     def concluded(self, name: str, outcome: str) -> None:
         """The worker's own last word."""
+        self._concluded.add(name)
         if outcome == "left":
             self._left.add(name)
+
+    def has_concluded(self, name: str) -> bool:
+        """Whether its training code came to an end of its own."""
+        return name in self._concluded
 
     def is_news(self, name: str) -> bool:
         """Whether its release was not told before."""

@@ -67,6 +67,8 @@ class PlainDisplay:
         """A notice of the supervisor."""
         mark = "" if notice.level is Level.INFO else f"{notice.level.value}: "
         self._write(f"tensorforge: {mark}{notice.text}")
+        for line in notice.detail.splitlines():
+            self.printed(notice.worker or "tensorforge", line)
 
     def event(self, event: Event, view: RunView, now: float) -> None:
         """Rescales at once, steps every few seconds."""
@@ -116,6 +118,8 @@ class LiveDisplay:
     def say(self, notice: Say) -> None:
         """A notice of the supervisor."""
         self._console.print(Text(f"tensorforge: {notice.text}", _LEVELS[notice.level]))
+        for line in notice.detail.splitlines():
+            self.printed(notice.worker or "tensorforge", line)
 
     def event(self, event: Event, view: RunView, now: float) -> None:  # noqa: ARG002  one protocol for all
         """The next refresh shows it, or the end of the run."""
@@ -147,7 +151,7 @@ class JsonDisplay:
     def say(self, notice: Say) -> None:
         """A notice of the supervisor."""
         told: dict[str, Json] = {"event": "notice", "level": notice.level.value}
-        self._write({**told, "text": notice.text, "worker": notice.worker})
+        self._write({**told, "text": notice.text, "worker": notice.worker, "detail": notice.detail})
 
     def event(self, event: Event, view: RunView, now: float) -> None:  # noqa: ARG002  one protocol for all
         """Every event but the passing of time."""
@@ -180,9 +184,10 @@ def _colour(worker: str) -> str:
 
 
 def choose_display(*, as_json: bool, plain: bool = False) -> Display:
-    """JSON if asked for, the live view on a terminal, plain lines elsewhere."""
+    """JSON if asked for, the live view on a terminal that can move its cursor, plain lines elsewhere."""
     if as_json:
         return JsonDisplay()
     if plain or not sys.stdout.isatty():
         return PlainDisplay()
-    return LiveDisplay()
+    console = Console()
+    return PlainDisplay() if console.is_dumb_terminal else LiveDisplay(console)

@@ -88,6 +88,17 @@ class StepCommitted:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingResumed:
+    """The members start from a checkpoint (`step`; -1: from the beginning), not from what a peer has.
+
+    `before` is how far this launch had come; the workers that knew of it are gone.
+    """
+
+    step: int
+    before: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationFormed:
     """A rescale is over: who trains now, why, and how long each phase took, in milliseconds."""
 
@@ -139,9 +150,10 @@ class CoordinatorStarted:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorExited:
-    """The coordinator's process ended."""
+    """The coordinator's process ended; `reason` is what it said about that, if it did."""
 
     code: int
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +178,7 @@ Event: TypeAlias = (
     | WorkerExited
     | StacksDumped
     | StepCommitted
+    | TrainingResumed
     | GenerationFormed
     | CheckpointProgress
     | TargetChanged

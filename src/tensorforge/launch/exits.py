@@ -25,10 +25,28 @@ class UserFailure:
 
     @property
     def summary(self) -> str:
-        """One line: what was raised, and where."""
-        text = f"{self.kind}: {self.message}" if self.message else self.kind
+        """One line: what the worker did, and where."""
+        if self.is_exit:
+            text = f"called sys.exit({self.message})"
+        else:
+            text = f"raised {self.kind}: {self.message}" if self.message else f"raised {self.kind}"
         first, *more = text.splitlines() or [""]
         return f"{first}{' …' if more else ''} ({self.where})" if self.where else first
+
+    @property
+    def is_exit(self) -> bool:
+        """Whether the script ended itself: it has said why, and there is no traceback to show."""
+        return self.kind == "SystemExit"
+
+    @property
+    def is_echo(self) -> bool:
+        """Whether it only repeats that the run has ended, for a reason that is known elsewhere."""
+        return self.kind == "TrainingAbortedError"
+
+    @property
+    def shown(self) -> str:
+        """The traceback, if it is worth showing."""
+        return "" if self.is_exit or self.is_echo else self.traceback.rstrip()
 
     @property
     def signature(self) -> tuple[str, str]:

@@ -42,6 +42,11 @@ class Hand:
         """Whether progress is expected of it."""
         return self.joined and not self.leaving and self._lost is None and self.doom is None
 
+    @property
+    def is_killed(self) -> bool:
+        """Whether it was the launcher that ended it."""
+        return self._is_killed
+
     def came_back(self) -> None:
         """The coordinator knows it (again)."""
         self.joined, self._lost = True, None
@@ -74,17 +79,20 @@ class Hand:
         self._nudge_at = now + self.policy.stop_timeout / 2
         self._kill_at = now + self.policy.stop_timeout
 
-    def fail(self, cause: str) -> list[Instruction]:
-        """Kill it for this cause."""
+    def fail(self, cause: str, detail: str = "") -> list[Instruction]:
+        """Kill it for this cause; `detail` shows more of it."""
         if self.doom is not None:
             return []
         self.doom = cause
-        told = Say(f"{self.name} {cause}; it is killed", Level.WARNING, self.name)
+        told = Say(f"{self.name} {cause}; it is killed", Level.WARNING, self.name, detail)
         return [told, *self.kill()]
 
-    def dumped(self) -> list[Instruction]:
+    def dumped(self, text: str) -> list[Instruction]:
         """Its stacks are there; if only they were waited for, that was it."""
-        return self.kill() if self.doom is not None and self._kill_at is not None else []
+        if self.doom is None or self._kill_at is None:
+            return []
+        told = f"{self.name} {self.doom}; it is killed"
+        return [Say(told, Level.WARNING, self.name, text), *self.kill()]
 
     def kill(self) -> list[Instruction]:
         """End it now."""

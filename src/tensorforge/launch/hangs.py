@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
 from tensorforge.launch.stacks import is_waiting_for_peers
 
@@ -18,6 +18,7 @@ class Verdict:
     waiting: tuple[str, ...]
     in_a_row: int
     """How many verdicts without progress between found nobody to blame, this one included."""
+    stacks: Mapping[str, str] = field(default_factory=dict)
 
 
 class HangWatch:
@@ -78,4 +79,4 @@ class HangWatch:
         hung = self._expected - waiting
         self._blameless = 0 if hung else self._blameless + 1
         self._asked_at, self._moved_at = None, now
-        return Verdict(tuple(sorted(hung)), tuple(sorted(waiting)), self._blameless)
+        return Verdict(tuple(sorted(hung)), tuple(sorted(waiting)), self._blameless, self._stacks)

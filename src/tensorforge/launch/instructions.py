@@ -76,6 +76,8 @@ class Say:
     text: str
     level: Level = Level.INFO
     worker: str | None = None
+    detail: str = ""
+    """Lines of the worker's that belong to it: a traceback, a stack."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorforge.encoding import Json
+from tensorforge.wording import counted
 
 Line = Mapping[str, Json]
 
@@ -55,7 +56,11 @@ def steps_are_committed_once(lines: Iterable[Line]) -> Verdict:
     lost = [step for step in missing if step > reached]
     if lost:
         return Verdict(name, False, f"nobody committed the steps {lost[:5]}")
-    return Verdict(name, bool(facts), f"{len(facts)} steps, {len(last)} workers, none twice")
+    return Verdict(
+        name,
+        bool(facts),
+        f"{counted(len(facts), 'step')}, {counted(len(last), 'worker')}, none twice",
+    )
 
 
 def members_agree(lines: Iterable[Line]) -> Verdict:
@@ -88,16 +93,16 @@ def ledger_is_complete(lines: Iterable[Line]) -> Verdict:
         return Verdict(name, False, "no worker proved it")
     if len(set(proofs)) > 1:
         return Verdict(name, False, f"the proofs differ: {'; '.join(sorted(set(proofs)))}")
-    return Verdict(name, True, f"{len(proofs)} workers: {proofs[0]}")
+    return Verdict(name, True, f"{counted(len(proofs), 'worker')}: {proofs[0]}")
 
 
-def run_goes_on(ended: str | None, reason: str, recovered: bool) -> Verdict:
+def run_goes_on(ended: str | None, reason: str, recovered: bool, remark: str = "") -> Verdict:
     """After the storm the run is complete, or it commits steps again."""
     name = "the run survived"
     if ended is not None:
         return Verdict(name, ended == "completed", f"{ended}: {reason}")
     told = "steps are committed again" if recovered else "no step was committed after the storm"
-    return Verdict(name, recovered, told)
+    return Verdict(name, recovered, told + remark)
 
 
 def _whole(value: Json) -> int:

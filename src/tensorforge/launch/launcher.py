@@ -39,6 +39,7 @@ from tensorforge.launch.events import (
     StopRequested,
     TargetChanged,
     Tick,
+    TrainingResumed,
     WorkerExited,
     WorkerStarted,
 )
@@ -59,12 +60,15 @@ from tensorforge.launch.instructions import (
     StopTraining,
 )
 from tensorforge.launch.link import CoordinatorLink
+from tensorforge.launch.logfiles import LogFiles
 from tensorforge.launch.observe import Observer
 from tensorforge.launch.rundir import (
+    RUN_FILE,
     TOKEN_FILE,
     ProcessRecord,
     RunLock,
     RunRecord,
+    make_folder,
     write_record,
 )
 from tensorforge.launch.runlogs import Progress, RunLogTail
@@ -76,11 +80,13 @@ from tensorforge.launch.settings import (
 )
 from tensorforge.launch.spares import Spares
 from tensorforge.launch.stacks import script_stack
+from tensorforge.launch.steady import SteadyDisplay
 from tensorforge.launch.supervisor import Supervisor
 from tensorforge.launch.view import RunView
 from tensorforge.security import TokenStore
 
 COORDINATOR = "coordinator"
+_ERROR = "error: "
 LONGEST_WAIT = 0.2
 STACKS_QUIET = 0.3
 LOGS_TRUSTED = 30.0
@@ -91,8 +97,9 @@ COORDINATOR_STOP_SECONDS = 5.0
 class Launcher:
     """One launched run. `run` returns how it ended; whatever happens, no process is left behind.
 
-    Signals are handled if it runs in the main thread: SIGINT and SIGTERM stop gracefully the first time
-    and at once the second time.
+    Signals are handled if it runs in the main thread: SIGINT, SIGTERM and SIGHUP (unless that is ignored, as
+    under `nohup`) stop gracefully the first time and at once the second time. A reader of the output that
+    goes away stops gracefully, too; a terminal that does has sent SIGHUP.
     """
 
     def __init__(
@@ -104,7 +111,7 @@ class Launcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._display = display
+        self._display = SteadyDisplay(display)
         self._python = python
         self._clock = clock
         self._supervisor = Supervisor(settings.policy)
@@ -114,15 +121,19 @@ class Launcher:
         self._token: str | None = None
         self._token_file: Path | None = None
         self._link: CoordinatorLink | None = None
+        self._coordinator_error = ""
         self._observer = Observer()
         self._failures: dict[str, UserFailure] = {}
         self._stacks: dict[str, tuple[float, list[str]]] = {}
+        self._stacks_asked: set[str] = set()
         self._signals: deque[int] = deque()
+        self._is_deserted = False
         self._children: Children
         self._record = RunRecord(
             script=settings.script, launcher=ProcessRecord.of(os.getpid()), workers={}
         )
-        self._logs: dict[str, Any] = {}
+        self._logs = LogFiles(settings.run_dir / LOGS_FOLDER, self._warn)
+        self._is_record_told = False
         self._spares = Spares(settings.spares, settings.preloads())
         self._step = -1
         self._logged_at = -math.inf
@@ -133,10 +144,10 @@ class Launcher:
         """Launch, supervise to the end, and return the outcome."""
         folder = self._settings.run_dir
         with RunLock(folder), contextlib.ExitStack() as stack:
-            (folder / LOGS_FOLDER).mkdir(exist_ok=True)
+            make_folder(folder / LOGS_FOLDER)
             self._prepare_token()
             self._children = stack.enter_context(Children())
-            stack.callback(self._close_logs)
+            stack.callback(self._logs.close_all)
             stack.enter_context(self._handling_signals())
             stack.callback(self._close_link)
             stack.callback(self._tail.close)
@@ -155,6 +166,9 @@ class Launcher:
         while self._outcome is None:
             for child_event in self._children.poll(self._patience()):
                 self._from_child(child_event)
+            if self._display.is_pipe_broken and not self._is_deserted:
+                self._is_deserted = True
+                self._signals.append(signal.SIGPIPE)
             while self._signals:
                 self._happened(StopRequested(self._signals.popleft()))
             self._read_logs()
@@ -169,8 +183,10 @@ class Launcher:
             self._logged_at = self._clock()
             if isinstance(event, StepCommitted):
                 self._committed(event)
-            else:
-                self._happened(event)
+                continue
+            if isinstance(event, TrainingResumed):
+                self._step = event.step
+            self._happened(event)
 
     def _patience(self) -> float:
         deadline = self._supervisor.deadline()
@@ -187,15 +203,17 @@ class Launcher:
     def _from_child(self, event: ChildEvent) -> None:
         match event:
             case Printed(child, line):
-                self._logs[child].write(f"{line}\n")
-                if child != COORDINATOR or self._address is None or line.startswith("error:"):
+                self._logs.write(child, f"{line}\n")
+                if child == COORDINATOR and line.startswith(_ERROR):
+                    self._coordinator_error = line.removeprefix(_ERROR)
+                elif child != COORDINATOR or self._address is None:
                     self._display.printed(child, line)
             case Reported(child, message):
                 self._reported(child, dict(message))
             case StackLine(child, line):
                 _since, lines = self._stacks.get(child, (0.0, []))
                 self._stacks[child] = (self._clock(), [*lines, line])
-                self._logs[child].write(f"{line}\n")
+                self._logs.write(child, f"{line}\n")
             case Exited(child, code):
                 self._exited(child, code)
 
@@ -212,6 +230,7 @@ class Launcher:
                 where=str(message.get("where", "")),
                 traceback=str(message.get("traceback", "")),
             )
+            self._logs.write(child, self._failures[child].traceback)
 
     def _coordinator_serves(self, address: str) -> None:
         self._address = address
@@ -222,12 +241,13 @@ class Launcher:
         self._happened(CoordinatorStarted(address, pid))
 
     def _exited(self, child: str, code: int) -> None:
-        self._logs.pop(child).close()
+        self._logs.close(child)
         if self._spares.ended(child):
             return
         if child == COORDINATOR:
             self._note(coordinator=None)
-            self._happened(CoordinatorExited(code))
+            reason, self._coordinator_error = self._coordinator_error, ""
+            self._happened(CoordinatorExited(code, reason))
             return
         record = self._record.workers[child]
         self._note(workers={n: r for n, r in self._record.workers.items() if n != child})
@@ -257,9 +277,14 @@ class Launcher:
             if lines and now >= heard + STACKS_QUIET:
                 del self._stacks[child]
                 text = "\n".join(lines)
-                for line in script_stack(text):
-                    self._display.printed(child, line)
-                self._happened(StacksDumped(child, text))
+                if child in self._stacks_asked:
+                    self._stacks_asked.discard(child)
+                    self._happened(StacksDumped(child, text))
+                else:
+                    asked = (
+                        f"{child} was asked for its stacks by someone; all of them are in its log"
+                    )
+                    self._display.say(Say(asked, Level.INFO, child, script_stack(text)))
 
     def _obey(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -274,9 +299,9 @@ class Launcher:
             case StartWorker(worker):
                 self._start_worker(worker)
             case SetTarget(workers):
+                self._view.target = workers
                 if self._link is not None:
-                    self._observer.asked(workers)
-                    self._link.set_target(workers)
+                    self._link.set_target(workers, self._observer.asked(workers))
             case Retire(worker):
                 self._children.signal(worker, signal.SIGTERM)
                 self._children.signal(worker, signal.SIGCONT)  # a frozen one could not hear it
@@ -286,6 +311,7 @@ class Launcher:
                 self._children.kill(worker)
             case DumpStacks(worker):
                 self._stacks[worker] = (self._clock(), [])
+                self._stacks_asked.add(worker)
                 self._children.signal(worker, STACKS_SIGNAL)
             case Say():
                 self._display.say(instruction)
@@ -308,7 +334,9 @@ class Launcher:
             token_file=None if self._token_file is None else str(self._token_file.absolute()),
         )
         command = [self._python, "-m", "tensorforge.launch.coordinator_process"]
-        self._start(COORDINATOR, command, {**os.environ, **settings.to_environment()})
+        # What goes wrong is told by us; gRPC would tell it first, in its own words.
+        environment = {"GRPC_VERBOSITY": "NONE", **os.environ, **settings.to_environment()}
+        self._start(COORDINATOR, command, environment)
 
     def _start_worker(self, worker: str) -> None:
         if self._address is None:
@@ -338,13 +366,20 @@ class Launcher:
     def _start(
         self, name: str, command: list[str], environment: dict[str, str], *, spare: bool = False
     ) -> int:
-        log = self._settings.run_dir / LOGS_FOLDER / f"{name}.log"
-        self._logs[name] = log.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
+        self._logs.open(name)
         return self._children.start(name, command, environment, Path.cwd(), spare=spare)
 
     def _note(self, **changed: Any) -> None:
         self._record = replace(self._record, **changed)
-        write_record(self._settings.run_dir, self._record)
+        try:
+            write_record(self._settings.run_dir, self._record)
+        except OSError as error:
+            if not self._is_record_told:
+                self._is_record_told = True
+                self._warn(f"{error.filename or RUN_FILE} cannot be written: {error.strerror}")
+
+    def _warn(self, text: str) -> None:
+        self._display.say(Say(text, Level.WARNING))
 
     def _prepare_token(self) -> None:
         if is_loopback(self._settings.host):
@@ -359,7 +394,9 @@ class Launcher:
         if threading.current_thread() is not threading.main_thread():
             yield
             return
-        numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        numbers = [signal.SIGINT, signal.SIGTERM]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` leaves it
+            numbers.append(signal.SIGHUP)
         before = {n: signal.signal(n, lambda n, _: self._signals.append(n)) for n in numbers}
         wakeup = signal.set_wakeup_fd(self._children.wake_fd, warn_on_full_buffer=False)
         try:
@@ -375,13 +412,9 @@ class Launcher:
         while COORDINATOR in self._children.names and self._clock() < limit:
             for event in self._children.poll(LONGEST_WAIT):
                 if isinstance(event, Exited):
-                    self._logs.pop(event.child).close()
+                    self._logs.close(event.child)
 
     def _close_link(self) -> None:
         if self._link is not None:
             self._link.close()
             self._link = None
-
-    def _close_logs(self) -> None:
-        for log in self._logs.values():
-            log.close()

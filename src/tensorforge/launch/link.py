@@ -21,9 +21,13 @@ Wish: TypeAlias = Callable[[CoordinatorClient], ClusterView]
 _RETRY_SECONDS = 0.1
 
 
+def _look(client: CoordinatorClient) -> ClusterView:
+    return client.status()
+
+
 @dataclass(frozen=True, slots=True)
 class News:
-    """A view that came by itself, or the answer to a wish: `None` if it was refused."""
+    """A view that came by itself, or after a wish: what holds then, `None` if that cannot be told."""
 
     view: ClusterView | None
     answers: bool = False
@@ -53,9 +57,10 @@ class CoordinatorLink:
                 found.append(self._news.get_nowait())
         return found
 
-    def set_target(self, workers: int) -> None:
-        """Ask for so many workers; the answer comes as news."""
-        self._wishes.put((lambda client: client.scale(workers, "the launcher"), True))
+    def set_target(self, workers: int, expected: int | None) -> None:
+        """Ask for so many workers, unless somebody has since `expected`; the answer comes as news."""
+        by = "the launcher"
+        self._wishes.put((lambda client: client.scale(workers, by, expected=expected), True))
 
     def report_exit(self, worker: str, reason: str, pid: int) -> None:
         """Tell that a worker's process ended."""
@@ -88,13 +93,15 @@ class CoordinatorLink:
                 self._tell(News(view, answers=True))
 
     def _fulfil(self, wish: Wish) -> ClusterView | None:
-        """Ask until it is heard, in order, however long the coordinator is away; `None` if it is refused."""
+        """Ask until it is heard, in order, however long the coordinator is away; what holds afterwards."""
         while not self._closing.is_set():
             try:
                 return wish(self._client)
             except TensorForgeError as error:
+                if not error.retryable and wish is _look:
+                    return None
                 if not error.retryable:
-                    return None  # the next view shows what holds instead
+                    wish = _look  # it was refused: what holds instead?
             self._closing.wait(_RETRY_SECONDS)
         return None
 

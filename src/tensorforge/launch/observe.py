@@ -21,7 +21,7 @@ from tensorforge.launch.events import (
 )
 
 _PHASES = ("detection", "decision", "barrier", "forming", "first_commit")
-_SURPLUS = re.compile(r" wants \d+ workers$")
+_SURPLUS = re.compile(r" wants \d+ workers?$")
 _LATENESS = timedelta(minutes=1)
 COMPLETED = "completed"
 
@@ -32,21 +32,28 @@ class Observer:
     Views come from a stream and as answers to the launcher's own wishes, so an older one may arrive after
     a newer one; it is passed over. The number of workers that is wanted is compared only while no wish of the
     launcher's is under way: its own wishes are no news, and before they arrive the coordinator shows an
-    older number.
+    older number. Somebody else's wish that crosses one of the launcher's wins: the coordinator refuses a wish
+    that was made without knowing of the latest.
     """
 
     def __init__(self) -> None:
         self._seen: ClusterView | None = None
         self._target: int | None = None
+        self._version: int | None = None
         self._under_way = 0
 
-    def asked(self, workers: int) -> None:
-        """The launcher asks for so many workers; a call of `look` with `answers` will tell of the end."""
-        self._target = workers
+    def asked(self, workers: int) -> int | None:
+        """The launcher asks for so many workers; a call of `look` with `answers` will tell of the end.
+
+        Returns the version of the number that this wish is to replace; `None` before anything was seen.
+        """
+        expected, self._target = self._version, workers
+        self._version = None if expected is None else expected + 1
         self._under_way += 1
+        return expected
 
     def look(self, view: ClusterView | None, *, answers: bool = False) -> Iterator[Event]:
-        """What is new. `answers`: this is what a wish came to, `None` if it was refused."""
+        """What is new. `answers`: this is what held after a wish was heard, followed or not."""
         self._under_way -= answers
         if view is None or self._is_older(view):
             yield from self._another_target()
@@ -66,6 +73,7 @@ class Observer:
         """A target comes before the departures that follow from it."""
         if self._seen is None or self._under_way:
             return
+        self._version = self._seen.target_version
         wanted = self._seen.desired_workers
         if wanted is not None and wanted != self._target:
             self._target = wanted

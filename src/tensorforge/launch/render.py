@@ -8,9 +8,12 @@ from rich.table import Table
 from rich.text import Text
 
 from tensorforge.launch.sparkline import sparkline
-from tensorforge.launch.view import Rescale, RunView
+from tensorforge.launch.view import Rescale, RunView, WorkerRow
+from tensorforge.wording import counted
 
 RESCALES_SHOWN = 6
+_ROOM_FOR_PHASES = 140
+_ROOM_FOR_REASONS = 60
 _COLOURS = {"training": "green", "standing by": "cyan", "lost": "red", "leaving": "yellow"}
 
 
@@ -23,7 +26,7 @@ def render(view: RunView, now: float, width: int) -> RenderableType:
         parts.append(Text.assemble(label, (curve, "magenta")))
     parts.append(_workers(view, now))
     if view.rescales:
-        parts.append(_timeline(view, now))
+        parts.append(_timeline(view, now, width))
     if view.checkpoint is not None:
         parts.append(_checkpoint(view, width))
     return Group(*parts)
@@ -59,9 +62,13 @@ def _workers(view: RunView, now: float) -> Table:
     for row in view.workers.values():
         colour = "red" if row.gone and row.state != "ended" else _COLOURS.get(row.state, "")
         table.add_row(
-            Text(row.name), Text(f"pid {row.pid}"), Text(row.state, colour), _age(now - row.since)
+            Text(row.name), Text(_where(row)), Text(row.state, colour), _age(now - row.since)
         )
     return table
+
+
+def _where(row: WorkerRow) -> str:
+    return "elsewhere" if row.pid is None else f"pid {row.pid}"
 
 
 def _age(seconds: float) -> str:
@@ -75,17 +82,22 @@ def _age(seconds: float) -> str:
     )
 
 
-def _timeline(view: RunView, now: float) -> Table:
+def _timeline(view: RunView, now: float, width: int) -> Table:
+    """The last rescales, a line each; what is worth least goes first where there is no room."""
     table = Table.grid(padding=(0, 2))
+    generation = "generation" if width >= _ROOM_FOR_REASONS else "gen"
     for rescale in list(view.rescales)[-RESCALES_SHOWN:]:
-        table.add_row(
-            Text(f"{_age(now - rescale.at)} ago"),
-            Text(f"generation {rescale.generation}"),
-            Text(f"{rescale.size} workers"),
-            Text(f"{rescale.total:.0f} ms", "bold"),
-            Text(_phases(rescale), no_wrap=True),
-            Text(rescale.reason, overflow="ellipsis", no_wrap=True),
-        )
+        line = [
+            Text(f"{_age(now - rescale.at)} ago", no_wrap=True),
+            Text(f"{generation} {rescale.generation}", no_wrap=True),
+            Text(counted(rescale.size, "worker"), no_wrap=True),
+            Text(f"{rescale.total:.0f} ms", "bold", no_wrap=True),
+        ]
+        if width >= _ROOM_FOR_PHASES:
+            line.append(Text(_phases(rescale), no_wrap=True, overflow="ellipsis"))
+        if width >= _ROOM_FOR_REASONS:
+            line.append(Text(rescale.reason, no_wrap=True, overflow="ellipsis"))
+        table.add_row(*line)
     return table
 
 
@@ -95,7 +107,7 @@ def _phases(rescale: Rescale) -> str:
 
 def rescale_line(rescale: Rescale) -> str:
     """A rescale in one line."""
-    text = f"generation {rescale.generation}: {rescale.size} workers"
+    text = f"generation {rescale.generation}: {counted(rescale.size, 'worker')}"
     if rescale.reason:
         text += f" ({rescale.reason})"
     return text

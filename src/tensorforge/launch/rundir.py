@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
@@ -14,7 +15,7 @@ from typing import Self
 import psutil
 
 from tensorforge.encoding import decode, encode
-from tensorforge.errors import ConflictError, EncodingError, NotFoundError
+from tensorforge.errors import ConflictError, EncodingError, NotFoundError, UnavailableError
 
 RUN_FILE = "run.json"
 LOCK_FILE = "lock"
@@ -76,8 +77,12 @@ class RunRecord:
 def write_record(folder: Path, record: RunRecord) -> None:
     """Replace the record; a reader sees the old one or the new one."""
     temporary = folder / f".{RUN_FILE}.{os.getpid()}"
-    temporary.write_text(json.dumps(encode(record), indent=2))
-    temporary.replace(folder / RUN_FILE)
+    try:
+        temporary.write_text(json.dumps(encode(record), indent=2))
+        temporary.replace(folder / RUN_FILE)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_record(folder: Path) -> RunRecord:
@@ -97,6 +102,26 @@ def read_record(folder: Path) -> RunRecord:
         raise EncodingError(f"{folder / RUN_FILE} is not JSON: {error}") from error
 
 
+def running(folder: Path) -> list[Path]:
+    """The folders below this one in which a launcher is at work."""
+    found = []
+    for path in sorted(folder.glob(f"*/{RUN_FILE}")):
+        with contextlib.suppress(NotFoundError, EncodingError):
+            if read_record(path.parent).launcher.is_alive():
+                found.append(path.parent)
+    return found
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder, and those above it, unless it is there."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise ConflictError(f"{folder} is a file; the run needs a folder (--run-dir)") from error
+    except OSError as error:
+        raise UnavailableError(f"the folder {folder} cannot be made: {error.strerror}") from error
+
+
 class RunLock:
     """One launcher per folder: held while it lives, let go when it ends in whatever way."""
 
@@ -105,8 +130,12 @@ class RunLock:
         self._descriptor: int | None = None
 
     def __enter__(self) -> Self:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(self._folder / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        make_folder(self._folder)
+        path = self._folder / LOCK_FILE
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise UnavailableError(f"{path} cannot be opened: {error.strerror}") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tensorforge.encoding import Json
-from tensorforge.launch.events import CheckpointProgress, Event, StepCommitted, WorkerConcluded
+from tensorforge.launch.events import (
+    CheckpointProgress,
+    Event,
+    StepCommitted,
+    TrainingResumed,
+    WorkerConcluded,
+)
 
 LINE_LIMIT = 1 << 20
 
@@ -63,20 +69,41 @@ class Progress:
 
     def __init__(self) -> None:
         self._step = -1
+        self._generation = self._resumed_in = 0
         self._samples = 0
 
     def events(self, lines: Iterable[Mapping[str, Json]]) -> Iterator[Event]:
         """What the lines tell, in order."""
         for line in lines:
-            if line["kind"] == "commit":
+            if line["kind"] == "formed":
+                yield from self._formed(line)
+            elif line["kind"] == "commit":
                 yield from self._commit(line)
             elif line["kind"] == "checkpoint":
                 yield from _checkpoint(line)
             elif line["kind"] == "final":
                 yield WorkerConcluded(str(line.get("worker")), str(line.get("outcome")))
 
+    def _formed(self, line: Mapping[str, Json]) -> Iterator[Event]:
+        """Nobody goes back as long as one worker knows the way, so an earlier step means that all are new."""
+        step, generation = line.get("committed_step"), line.get("generation")
+        if not isinstance(step, int) or not isinstance(generation, int):
+            return
+        if generation <= self._generation:
+            return
+        is_first, self._generation = self._generation == 0, generation
+        if step < self._step or (is_first and step >= 0):
+            before, self._step = None if is_first else self._step, step
+            self._resumed_in = generation
+            yield TrainingResumed(step, before)
+
     def _commit(self, line: Mapping[str, Json]) -> Iterator[Event]:
         step, samples = line.get("step"), line.get("samples")
+        generation = line.get("generation")
+        if isinstance(generation, int):
+            if generation < self._resumed_in:
+                return  # read late: what it tells of is lost
+            self._generation = max(self._generation, generation)
         if not isinstance(step, int) or step <= self._step:
             return
         self._step = step

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tensorforge.cluster.config import ElasticTrainingConfig
 from tensorforge.encoding import encode
-from tensorforge.errors import ConfigurationError, NotFoundError
+from tensorforge.errors import ConfigurationError, InvalidInputError, NotFoundError
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.preload import find_script, preloads
 
@@ -45,8 +45,10 @@ class LaunchSettings:
     def __post_init__(self) -> None:
         if isinstance(self.spares, bool) or not 0 <= self.spares <= MOST_SPARES:
             raise ConfigurationError("spares", self.spares, f"must be 0 to {MOST_SPARES}")
-        if not self.as_module and not Path(self.script).is_file():
-            raise NotFoundError(f"the script {self.script} does not exist")
+        if not 0 <= self.port < 1 << 16:
+            raise ConfigurationError("port", self.port, "must be 0 to 65535")
+        if not self.as_module:
+            require_script(self.script)
         if self.host in ("", "0.0.0.0", "::", "[::]"):  # noqa: S104  refused, not used
             rule = "is no address; name the one under which other machines reach this one"
             raise ConfigurationError("host", self.host, rule)
@@ -83,6 +85,14 @@ class LaunchSettings:
             **self.environment,
             **worker_environment(worker, coordinator, self.run_dir, self.config, token),
         }
+
+
+def require_script(script: str) -> None:
+    """Raise if there is no such file."""
+    if Path(script).is_dir():
+        raise InvalidInputError(f"{script} is a folder; name the script in it, or a module with -m")
+    if not Path(script).is_file():
+        raise NotFoundError(f"the script {script} does not exist")
 
 
 def worker_environment(

@@ -55,7 +55,7 @@ def is_waiting_for_peers(text: str) -> bool:
     return any(_waits(stack) for stack in parse_stacks(text) if stack.runs_the_script)
 
 
-def script_stack(text: str) -> list[str]:
+def script_stack(text: str) -> str:
     """What people want to see of a dump: the thread that runs the script, without what started it.
 
     If that cannot be told apart, the whole dump.
@@ -66,8 +66,8 @@ def script_stack(text: str) -> list[str]:
             lines = [
                 f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in own
             ]
-            return ["the script's stack (most recent call first):", *lines]
-    return text.splitlines()
+            return "\n".join(["the script's stack (most recent call first):", *lines])
+    return text
 
 
 def _waits(stack: ThreadStack) -> bool:

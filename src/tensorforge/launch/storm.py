@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tensorforge.errors import ConfigurationError
+from tensorforge.wording import counted
 
 
 class StrikeKind(Enum):
@@ -116,11 +117,11 @@ def aim(strike: Strike, target: Target) -> Aim:
     match strike.kind:
         case StrikeKind.JOIN:
             if target.max_workers is not None and target.wanted >= target.max_workers:
-                return Aim(None, f"{target.wanted} workers are the maximum")
+                return Aim(None, f"the maximum is {counted(target.wanted, 'worker')}")
             return Aim(str(target.wanted + 1))
         case StrikeKind.COORDINATOR_KILL:
             if not target.coordinator_is_local:
-                return Aim(None, "the coordinator's process cannot be reached from here")
+                return Aim(None, "the coordinator is down, or not on this machine")
             return Aim("coordinator")
         case StrikeKind.LEAVE:
             return _choose(strike, target, target.members)
@@ -132,7 +133,7 @@ def _choose(strike: Strike, target: Target, candidates: tuple[str, ...]) -> Aim:
     if not candidates:
         return Aim(None, "no worker's process can be reached from here")
     if len(target.members) <= target.min_workers:
-        return Aim(None, f"{len(target.members)} workers are the minimum")
+        return Aim(None, f"the minimum is {counted(len(target.members), 'worker')}")
     return Aim(sorted(candidates)[int(strike.pick * len(candidates))])
 
 

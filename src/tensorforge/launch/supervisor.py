@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
+from signal import SIGTERM
 from typing import Any, ClassVar
 
+from tensorforge.launch.blame import Blame
 from tensorforge.launch.budget import RestartBudget, backoff
 from tensorforge.launch.coordinator_care import CoordinatorCare
 from tensorforge.launch.departures import Departures
@@ -29,6 +31,7 @@ from tensorforge.launch.events import (
     TargetChanged,
     TrainingAborted,
     TrainingFinished,
+    TrainingResumed,
     WorkerConcluded,
     WorkerExited,
     WorkerJoined,
@@ -51,9 +54,10 @@ from tensorforge.launch.instructions import (
     StopCoordinator,
 )
 from tensorforge.launch.policy import SupervisionPolicy
+from tensorforge.launch.stacks import script_stack
+from tensorforge.wording import counted
 
-ECHO = "TrainingAbortedError"
-"""What the workers of a run raise when the run has ended for a reason that is known elsewhere."""
+UNASKED = "ended (code 0) before the training was complete"
 SHRINK_TIMEOUT = 10.0
 """Seconds for the coordinator to let surplus workers go; it knows best which ones."""
 
@@ -83,12 +87,12 @@ class Supervisor:
         self._owed: list[float] = []
         self._forfeited = 0
         self._deaths_in_a_row = 0
-        self._suspect: tuple[str | None, UserFailure | None] = (None, None)
-        self._signatures: set[tuple[str, str]] = set()
+        self._blame = Blame()
         self._departures = Departures()
         self._ever_joined = False
         self._is_finished = False
         self._is_complete = False
+        self._is_aborted = False
         self._members: frozenset[str] = frozenset()
         self._shrink_at: float | None = None
         self._outcome: Outcome | None = None
@@ -168,10 +172,15 @@ class Supervisor:
             self._out.append(SetTarget(self._target))
 
     def _coordinator_exited(self, event: CoordinatorExited, now: float) -> None:
-        what = f"the coordinator {describe_exit(event.code)}"
+        said = f": {event.reason}" if event.reason else ""
+        what = f"the coordinator {describe_exit(event.code)}{said}"
         self._departures.coordinator_is(False, now)
+        if not self._care.is_known and event.reason:
+            self._stop(Outcome(1, f"the coordinator did not start: {event.reason}"), now)
+            return
         if not self._care.died(now):
-            self._stop(Outcome(1, f"{what} and does not stay up"), now, graceful=self._ever_joined)
+            told = f"{what}; it does not stay up"
+            self._stop(Outcome(1, told), now, graceful=self._ever_joined)
             return
         self._say(f"{what}; it is started again on its journal, training goes on", Level.WARNING)
 
@@ -211,7 +220,7 @@ class Supervisor:
         if counts and self._surplus() + len(self._owed) < 0:
             self._target = self._within_limits(self._target - 1)
             self._ask_for_all()
-            told += f"; {_workers(self._target)} wanted now"
+            told += f"; {counted(self._target, 'worker')} wanted now"
         self._say(told, Level.INFO, name)
 
     def _worker_concluded(self, event: WorkerConcluded, _now: float) -> None:
@@ -222,11 +231,10 @@ class Supervisor:
         worker = self._workers.pop(event.worker, None)
         if worker is None:
             return
-        if event.failure is not None and event.failure.kind != ECHO:
-            self._suspect = (worker.name, event.failure)
+        if event.failure is not None:
+            self._blame.raised(worker.name, event.failure)
         if self._phase is not Phase.RUNNING or worker.leaving:
-            self._say(f"{worker.name} {describe_exit(event.code)}", Level.INFO, worker.name)
-            self._explain_outcome()
+            self._ended_at_the_end(worker, event)
         elif worker.doom is not None:
             self._failed(worker, worker.doom, None, now)
         elif event.code == 0:
@@ -234,17 +242,40 @@ class Supervisor:
         else:
             self._failed(worker, describe_exit(event.code), event.failure, now)
 
-    def _explain_outcome(self) -> None:
-        """An exception may be the reason of an end that was announced before it was known."""
-        outcome = self._outcome
-        if outcome is not None and outcome.code == 1 and outcome.failure is None:
-            self._outcome = Outcome(1, outcome.reason, *self._suspect)
+    def _ended_at_the_end(self, worker: Hand, event: WorkerExited) -> None:
+        """It was to end; how it did may still be the reason of an end that was announced before."""
+        failure, told, detail = event.failure, describe_exit(event.code), ""
+        if worker.is_killed or event.code == -SIGTERM:
+            told = worker.doom or "was stopped"
+        elif failure is not None and not failure.is_echo:
+            told = failure.summary
+            if not self._blame.will_be_shown(failure, self._outcome):
+                detail = self._blame.to_show(failure)
+        elif (
+            event.code == 0 and self._is_aborted and not self._departures.has_concluded(worker.name)
+        ):
+            told = UNASKED
+            self._blame.died(f"{worker.name} {told}")
+        elif event.code < 0:
+            self._blame.died(f"{worker.name} {told}")
+        self._say(f"{worker.name} {told}", Level.INFO, worker.name, detail)
 
     def _step_committed(self, _event: StepCommitted, now: float) -> None:
         self._deaths_in_a_row = 0
-        self._suspect = (None, None)
+        self._blame.committed()
         self._ever_joined = True
         self._hangs.moved(now)
+
+    def _training_resumed(self, event: TrainingResumed, now: float) -> None:
+        self._hangs.moved(now)
+        told = f"training goes on from the checkpoint of step {event.step}"
+        if event.step < 0:
+            told = "training starts again from the beginning, for there is no checkpoint"
+        if event.before is None:
+            self._say(told, Level.INFO)
+        else:
+            lost = f"all workers that had come to step {event.before} are gone"
+            self._say(f"{lost}; {told}", Level.WARNING)
 
     def _generation_formed(self, event: GenerationFormed, now: float) -> None:
         self._ever_joined = True
@@ -258,7 +289,7 @@ class Supervisor:
         wanted = self._within_limits(event.workers - len(self._guests))
         if wanted == self._target:
             return
-        self._say(f"{_workers(wanted, 'local ')} wanted instead of {self._target}", Level.INFO)
+        self._say(f"{counted(wanted, 'local worker')} wanted instead of {self._target}", Level.INFO)
         self._target, self._forfeited = wanted, 0
         self._shrink_at = now + SHRINK_TIMEOUT
 
@@ -274,7 +305,8 @@ class Supervisor:
 
     def _training_aborted(self, event: TrainingAborted, now: float) -> None:
         if self._phase is Phase.RUNNING:
-            self._let_end(Outcome(1, event.reason, *self._suspect), now)
+            self._is_aborted = True
+            self._let_end(Outcome(1, event.reason), now)
 
     def _stop_requested(self, event: StopRequested, now: float) -> None:
         if self._phase is Phase.STOPPING:
@@ -294,7 +326,7 @@ class Supervisor:
         self._hangs.dumped(event.worker, event.text)
         worker = self._workers.get(event.worker)
         if worker is not None:
-            self._out += worker.dumped()
+            self._out += worker.dumped(script_stack(event.text))
 
     _HANDLERS: ClassVar[Mapping[type, Callable[[Any, Any, float], None]]] = {
         CoordinatorStarted: _coordinator_started,
@@ -305,6 +337,7 @@ class Supervisor:
         WorkerConcluded: _worker_concluded,
         WorkerExited: _worker_exited,
         StepCommitted: _step_committed,
+        TrainingResumed: _training_resumed,
         GenerationFormed: _generation_formed,
         TargetChanged: _target_changed,
         TrainingFinished: _training_finished,
@@ -316,22 +349,24 @@ class Supervisor:
     # What follows from it
 
     def _failed(self, worker: Hand, what: str, failure: UserFailure | None, now: float) -> None:
-        told = f"{worker.name} {what if failure is None else 'raised ' + failure.summary}"
-        if failure is not None and failure.kind == ECHO:
-            self._let_end(Outcome(1, failure.message, *self._suspect), now)
+        told = f"{worker.name} {what if failure is None else failure.summary}"
+        if failure is None:
+            self._blame.died(told)
+        elif failure.is_echo:
+            self._is_aborted = True
+            self._let_end(Outcome(1, failure.message), now)
             return
-        if failure is not None and self._is_hopeless(failure):
-            again = "" if failure.signature not in self._signatures else ", again"
-            outcome = Outcome(1, told + again, worker.name, failure)
+        elif (recurs := self._blame.came_before(failure)) or not self._ever_joined:
+            # The same exception twice is a bug, not bad luck; one before any training is one too.
+            outcome = Outcome(1, told + (", again" if recurs else ""), worker.name, failure)
             self._stop(outcome, now, graceful=self._ever_joined)
             return
-        if failure is not None:
-            self._signatures.add(failure.signature)
         self._deaths_in_a_row += 1
         if self._budget.spend(now):
             self._owed.append(now + backoff(self._deaths_in_a_row))
             left = f"{self._budget.left(now)} of {self._budget.limit} restarts left"
-            self._say(f"{told}; it is replaced ({left})", Level.WARNING, worker.name)
+            detail = self._blame.to_show(failure)
+            self._say(f"{told}; it is replaced ({left})", Level.WARNING, worker.name, detail)
             return
         self._forfeited += 1
         spent = f"the restart budget is spent ({self._budget.limit} in {self._budget.window:g} s)"
@@ -340,11 +375,8 @@ class Supervisor:
             self._stop(Outcome(1, f"{told}; {spent} and {least}", worker.name, failure), now)
         else:
             rest = f"going on with {self._reachable()}"
-            self._say(f"{told}; {spent}, {rest}", Level.WARNING, worker.name)
-
-    def _is_hopeless(self, failure: UserFailure) -> bool:
-        """The same exception twice is a bug, not bad luck; one before any training is one too."""
-        return failure.signature in self._signatures or not self._ever_joined
+            detail = self._blame.to_show(failure)
+            self._say(f"{told}; {spent}, {rest}", Level.WARNING, worker.name, detail)
 
     def _reachable(self) -> int:
         """How many can train if nobody else fails."""
@@ -417,7 +449,7 @@ class Supervisor:
             self._stop(Outcome(1, reason, name), now, graceful=False)
             return
         ghost = Hand(name, self._policy, now)
-        self._failed(ghost, "ended (code 0) before the training was complete", None, now)
+        self._failed(ghost, UNASKED, None, now)
 
     def _check_progress(self, now: float) -> None:
         live = self._workers.values()
@@ -430,9 +462,12 @@ class Supervisor:
         silent = f"no progress for {self._policy.hang_timeout:g} s"
         for name in verdict.hung:
             if name in self._workers:
-                self._out += self._workers[name].fail(f"hangs: {silent}")
+                stack = script_stack(verdict.stacks.get(name, ""))
+                self._out += self._workers[name].fail(f"hangs: {silent}", stack)
         if not verdict.hung and verdict.in_a_row == 1:
             self._say(f"{silent}: every worker waits for the others", Level.WARNING)
+            for name, text in sorted(verdict.stacks.items()):
+                self._say(f"where {name} waits", Level.INFO, name, script_stack(text))
         elif not verdict.hung:
             reason = f"{silent}, twice in a row, and every worker waits for the others"
             self._stop(Outcome(1, reason), now)
@@ -459,11 +494,9 @@ class Supervisor:
             self._phase = Phase.ENDED
             if self._outcome.code >= 128 and self._is_finished and self._is_complete:
                 self._outcome = Outcome(0, "training finished while it was being stopped")
+            if self._outcome.code == 1:
+                self._outcome = self._blame.explain(self._outcome, in_full=self._is_aborted)
             self._out += [StopCoordinator(), End(self._outcome)]
 
-    def _say(self, text: str, level: Level, worker: str | None = None) -> None:
-        self._out.append(Say(text, level, worker))
-
-
-def _workers(count: int, which: str = "") -> str:
-    return f"{count} {which}worker{'' if count == 1 else 's'}"
+    def _say(self, text: str, level: Level, worker: str | None = None, detail: str = "") -> None:
+        self._out.append(Say(text, level, worker, detail))

@@ -17,6 +17,7 @@ from tensorforge.launch.events import (
     StopRequested,
     TargetChanged,
     TrainingFinished,
+    TrainingResumed,
     WorkerExited,
     WorkerJoined,
     WorkerLost,
@@ -42,7 +43,8 @@ class WorkerRow:
     """One worker as the view shows it."""
 
     name: str
-    pid: int
+    pid: int | None
+    """`None`: it joined from elsewhere."""
     state: str
     since: float
     gone: bool = False
@@ -86,7 +88,9 @@ class RunView:
     def apply(self, event: Event, now: float) -> None:
         """Take in an event; one that changes nothing on the screen is passed over."""
         handler = self._HANDLERS.get(type(event))
-        if isinstance(event, WorkerJoined | WorkerLost | WorkerReleased):
+        if isinstance(event, WorkerJoined) and event.worker not in self.workers:
+            self.workers[event.worker] = WorkerRow(event.worker, None, "joined", now)
+        elif isinstance(event, WorkerJoined | WorkerLost | WorkerReleased):
             self._state(event.worker, _STATES[type(event)], now)
         elif handler is not None:
             handler(self, event, now)
@@ -131,6 +135,10 @@ class RunView:
             self.loss = event.loss
             self.losses.append(event.loss)
 
+    def _resumed(self, event: TrainingResumed, _now: float) -> None:
+        self.step = event.step if event.step >= 0 else None
+        self.losses.clear()
+
     def _formed(self, event: GenerationFormed, now: float) -> None:
         if self.generation is not None and event.generation < self.generation:
             return
@@ -140,9 +148,11 @@ class RunView:
             self.rescales.pop()  # the same rescale, with more of its phases measured
         self.rescales.append(line)
         self.generation = event.generation
-        for row in self.workers.values():
-            if not row.gone:
-                member = row.name in event.members
+        for row in list(self.workers.values()):
+            member = row.name in event.members
+            if row.pid is None and not member and row.state in ("lost", "leaving"):
+                del self.workers[row.name]
+            elif not row.gone and (member or row.state != "starting"):
                 self._state(row.name, "training" if member else "standing by", now)
 
     def _coordinator_up(self, event: CoordinatorStarted, _now: float) -> None:
@@ -167,6 +177,7 @@ class RunView:
         WorkerStarted: _started,
         WorkerExited: _exited,
         StepCommitted: _step,
+        TrainingResumed: _resumed,
         GenerationFormed: _formed,
         CheckpointProgress: _checkpoint,
         TargetChanged: _target_changed,

@@ -7,7 +7,7 @@ from tensorforge.elastic.cluster_state import Phase
 from tensorforge.elastic.instructions import Record, Send
 from tensorforge.elastic.machine import Machine
 from tensorforge.elastic.timeouts import RECONNECT_MOST
-from tensorforge.errors import ConfigurationError
+from tensorforge.errors import ConfigurationError, ConflictError
 from tensorforge.testing.control import SimulatedCluster
 
 STABILITY, SILENCE, RESCALE = 5.0, 9.0, 30.0
@@ -336,6 +336,31 @@ def test_a_target_outside_the_limits_is_refused_and_changes_nothing(workers):
     with pytest.raises(ConfigurationError, match="must lie between min_workers"):
         cluster.feed(inputs.ScaleRequested(workers, "me"))
     assert cluster.machine.state.desired_workers is None
+
+
+def test_a_target_that_was_chosen_without_knowing_of_the_latest_one_is_refused():
+    cluster = running(3, max_workers=8)
+    seen = cluster.machine.state.target_version
+    cluster.feed(inputs.ScaleRequested(5, "an operator"))
+    with pytest.raises(ConflictError, match="did not know that 5 workers are wanted by now"):
+        cluster.feed(inputs.ScaleRequested(2, "a launcher", expected=seen))
+    assert cluster.machine.state.desired_workers == 5
+    assert len(names(cluster)) == 3
+    cluster.restart()
+    cluster.feed(inputs.ScaleRequested(4, "a launcher", expected=seen + 1))
+    assert cluster.machine.state.desired_workers == 4
+
+
+def test_a_run_that_starts_over_shows_its_new_steps():
+    cluster = running(1)
+    cluster.settle(step=400)
+    assert cluster.machine.state.progress.step == 400
+    cluster.crash(cluster.puppets["w0"])
+    cluster.feed(inputs.Exited("w0", "it was killed"))
+    cluster.join("w1")
+    cluster.pass_time(STABILITY)
+    cluster.settle(step=0)
+    assert cluster.machine.state.progress.step == 0
 
 
 def test_an_operator_can_make_a_worker_leave():

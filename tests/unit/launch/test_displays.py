@@ -14,6 +14,7 @@ from tensorforge.launch.events import (
     Tick,
     WorkerExited,
     WorkerJoined,
+    WorkerReleased,
     WorkerStarted,
 )
 from tensorforge.launch.instructions import Level, Say
@@ -28,6 +29,7 @@ STORY = [
     WorkerStarted("worker-1", 101),
     WorkerStarted("worker-2", 102),
     WorkerJoined("worker-0"),
+    WorkerJoined("worker-2"),
     GenerationFormed(1, ("worker-0", "worker-1"), "the first 2 workers are here"),
     StepCommitted(1, epoch=0, samples=48, loss=2.5, learning_rate=0.001),
     StepCommitted(2, epoch=0, samples=96, loss=1.5, learning_rate=0.001),
@@ -71,6 +73,25 @@ def test_the_view_shows_everything_that_was_asked_for():
     assert "checkpoint of step 2: complete" in shown(view)
 
 
+def test_workers_from_elsewhere_are_shown_while_they_are_there():
+    view = tell(PlainDisplay(io.StringIO()))
+    view.apply(WorkerJoined("far-1"), 21.0)
+    view.apply(GenerationFormed(3, ("worker-0", "far-1"), "far-1 joined"), 22.0)
+    assert "generation 3 · 2 of 3 workers" in shown(view)
+    assert "far-1     elsewhere  training" in shown(view)
+    view.apply(WorkerReleased("far-1", "far-1 leaves: SIGTERM"), 23.0)
+    view.apply(GenerationFormed(4, ("worker-0",), "far-1 leaves: SIGTERM"), 24.0)
+    assert "elsewhere" not in shown(view)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_rescale_takes_one_line_in_a_narrow_terminal(width):
+    view = tell(PlainDisplay(io.StringIO()))
+    lines = shown(view, width=width).splitlines()
+    assert sum("gen" in line for line in lines) == 3
+    assert any("36 ms" in line for line in lines)
+
+
 def test_an_empty_view_can_be_shown():
     assert "no step yet" in shown(RunView())
 
@@ -101,7 +122,7 @@ def test_plain_lines_carry_their_source_and_no_escape_codes():
         "tensorforge: warning: worker-1 was killed",
         "tensorforge: generation 1: 2 workers (the first 2 workers are here)",
         "tensorforge: step 1  epoch 0  loss 2.5  learning rate 0.001",
-        "tensorforge: generation 2: 1 workers (worker-1 failed: its stream broke)",
+        "tensorforge: generation 2: 1 worker (worker-1 failed: its stream broke)",
         (
             "tensorforge: generation 2: training again after 36 ms "
             "(detection 1, barrier 20, first commit 15)"
@@ -123,13 +144,14 @@ def test_json_lines_tell_every_event():
     stream = io.StringIO()
     display = JsonDisplay(stream)
     display.printed("worker-0", "x")
-    display.say(Say("y", Level.INFO, "worker-0"))
+    display.say(Say("y", Level.INFO, "worker-0", "more\nof it"))
     tell(display)
     display.event(StepCommitted(9, loss=float("nan")), RunView(), 0.0)
     display.close()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert lines[0] == {"event": "log", "worker": "worker-0", "line": "x"}
-    assert lines[1] == {"event": "notice", "level": "info", "text": "y", "worker": "worker-0"}
+    assert lines[1].items() >= {"event": "notice", "level": "info", "worker": "worker-0"}.items()
+    assert (lines[1]["text"], lines[1]["detail"]) == ("y", "more\nof it")
     assert lines[2] == {"event": "target_changed", "workers": 3}
     assert [line["event"] for line in lines].count("step_committed") == 3
     assert lines[-1]["loss"] is None
@@ -154,3 +176,10 @@ def test_the_live_view_scrolls_output_above_itself():
 def test_without_a_terminal_lines_are_plain(capsys):
     assert isinstance(choose_display(as_json=False), PlainDisplay)
     assert isinstance(choose_display(as_json=True), JsonDisplay)
+
+
+def test_a_worker_that_has_not_come_yet_does_not_stand_by():
+    view = tell(PlainDisplay(io.StringIO()))
+    view.apply(WorkerStarted("worker-9", 109), 21.0)
+    view.apply(GenerationFormed(3, ("worker-0",), "because"), 22.0)
+    assert "worker-9  pid 109  starting" in shown(view)

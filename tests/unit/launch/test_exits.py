@@ -34,9 +34,15 @@ def test_a_failure_is_told_in_one_line():
     failure = UserFailure(
         kind="ValueError", message="bad\nvery bad", where="t.py:3 in f", traceback=""
     )
-    assert failure.summary == "ValueError: bad … (t.py:3 in f)"
+    assert failure.summary == "raised ValueError: bad … (t.py:3 in f)"
     silent = UserFailure(kind="KeyError", message="", where="", traceback="")
-    assert silent.summary == "KeyError"
+    assert silent.summary == "raised KeyError"
+
+
+def test_a_script_that_ends_itself_raised_nothing_worth_showing():
+    ended = UserFailure(kind="SystemExit", message="2", where="t.py:3 in f", traceback="Traceback")
+    assert ended.summary == "called sys.exit(2) (t.py:3 in f)"
+    assert ended.shown == ""
 
 
 def test_the_budget_refills_as_its_window_moves():

@@ -54,7 +54,7 @@ def rescale(generation, *, removed=None, first_commit=None, reason="because"):
     )
 
 
-def view(*workers, waiting=(), step=-1, formed=0, rescales=(), desired=2, ended=None):
+def view(*workers, waiting=(), step=-1, formed=0, rescales=(), desired=2, version=1, ended=None):
     return ClusterView(
         run_id="default",
         phase="active",
@@ -63,6 +63,7 @@ def view(*workers, waiting=(), step=-1, formed=0, rescales=(), desired=2, ended=
         workers=list(workers),
         waiting=list(waiting),
         desired_workers=desired,
+        target_version=version,
         min_workers=1,
         max_workers=None,
         state=State(step=step, learning_rate=0.1),
@@ -122,7 +123,7 @@ def asking(workers):
 
 
 def test_a_new_target_comes_before_the_departures_it_causes():
-    retires = "b retires: x wants 1 workers"
+    retires = "b retires: x wants 1 worker"
     new = view(worker("a", 0), worker("b", 1, leaving=retires), desired=1)
     released = WorkerReleased("b", retires, surplus=True)
     assert list(asking(2).look(new)) == [TargetChanged(1), released]
@@ -130,7 +131,7 @@ def test_a_new_target_comes_before_the_departures_it_causes():
 
 def test_those_who_go_because_fewer_are_wanted_come_first():
     old = view(worker("a", 0), worker("b", 1))
-    left, retires = "a retires: x asked for it", "b retires: x wants 1 workers"
+    left, retires = "a retires: x asked for it", "b retires: x wants 1 worker"
     new = view(worker("a", 0, leaving=left), worker("b", 1, leaving=retires), desired=1)
     assert between(old, new) == [
         WorkerReleased("b", retires, surplus=True),
@@ -153,6 +154,28 @@ def test_a_wish_that_was_refused_leaves_what_the_coordinator_shows():
     observer = asking(3)
     observer.asked(9)
     assert list(observer.look(None, answers=True)) == [TargetChanged(3)]
+
+
+def test_each_wish_names_the_version_that_it_replaces():
+    observer = Observer()
+    assert observer.asked(2) is None
+    members = worker("a", 0), worker("b", 1)
+    list(observer.look(view(*members, desired=2, version=5), answers=True))
+    assert [observer.asked(3), observer.asked(4)] == [5, 6]
+    list(observer.look(view(*members, desired=3, version=6)))
+    list(observer.look(view(*members, desired=3, version=6), answers=True))
+    assert observer.asked(5) == 7
+    for version in (7, 8):
+        list(observer.look(view(*members, desired=version - 3, version=version), answers=True))
+    assert observer.asked(6) == 8
+
+
+def test_an_operators_wish_that_crosses_the_launchers_wins():
+    observer = asking(4)
+    observer.asked(3)
+    crossing = view(worker("a", 0), worker("b", 1), desired=6, version=2)
+    assert list(observer.look(crossing)) == []
+    assert list(observer.look(crossing, answers=True)) == [TargetChanged(6)]
 
 
 def test_a_view_that_was_overtaken_is_passed_over():

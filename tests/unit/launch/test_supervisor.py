@@ -18,6 +18,7 @@ from tensorforge.launch.events import (
     Tick,
     TrainingAborted,
     TrainingFinished,
+    TrainingResumed,
     WorkerConcluded,
     WorkerExited,
     WorkerJoined,
@@ -51,6 +52,7 @@ class Driver:
         self.clock = ManualClock()
         self.supervisor = Supervisor(SupervisionPolicy(**settings))
         self.said: list[str] = []
+        self.details: list[str] = []
         self.outcome = None
         assert self.supervisor.begin() == [StartCoordinator()]
 
@@ -59,6 +61,7 @@ class Driver:
         for event in events:
             done += self.supervisor.handle(event, self.clock())
         self.said += [step.text for step in done if isinstance(step, Say)]
+        self.details += [step.detail for step in done if isinstance(step, Say) and step.detail]
         self.outcome = next((s.outcome for s in done if isinstance(s, End)), self.outcome)
         return [step for step in done if not isinstance(step, Say)]
 
@@ -314,6 +317,76 @@ def test_the_end_of_a_run_names_the_exception_behind_it_whichever_is_heard_first
         assert driver.outcome.failure == failure()
 
 
+def test_a_run_that_goes_back_says_so_and_is_not_taken_for_a_hang():
+    driver = up(workers=1, hang_timeout=60.0)
+    driver.wait(59.0)
+    driver.tell(TrainingResumed(-1, before=400))
+    assert driver.said[-1] == (
+        "all workers that had come to step 400 are gone; training starts again from the beginning, for "
+        "there is no checkpoint"
+    )
+    assert driver.wait(59.0) == []
+    driver.tell(TrainingResumed(99))
+    assert driver.said[-1] == "training goes on from the checkpoint of step 99"
+
+
+def test_a_coordinator_that_cannot_start_says_why():
+    driver = Driver(workers=1)
+    driver.tell(CoordinatorExited(1, "cannot listen on 127.0.0.1:1: is it in use?"))
+    assert driver.outcome.reason == (
+        "the coordinator did not start: cannot listen on 127.0.0.1:1: is it in use?"
+    )
+
+
+def test_a_traceback_is_shown_once_for_each_place_it_comes_from():
+    driver = up(workers=4)
+    driver.tell(WorkerExited("worker-0", 1, failure()))
+    assert driver.details == ["Traceback …"]
+    driver.tell(TrainingAborted("too many"))
+    others = failure("OSError", "io.py:1 in read"), failure()
+    driver.tell(*(WorkerExited(f"worker-{n}", 1, others[n % 2]) for n in (1, 2, 3)))
+    driver.tell(WorkerExited("worker-4", 1, failure("TrainingAbortedError")))
+    assert driver.details == ["Traceback …"] * 2
+    assert driver.outcome.failure == failure()
+
+
+def test_an_exception_that_ends_the_run_is_left_to_the_end_to_show():
+    driver = Driver(workers=3)
+    driver.tell(CoordinatorStarted("127.0.0.1:1", 9))
+    driver.tell(*(WorkerExited(f"worker-{n}", 1, failure()) for n in range(3)))
+    assert driver.details == []
+    assert driver.outcome.failure.shown == "Traceback …"
+
+
+def test_whoever_the_launcher_ended_was_not_killed_by_someone():
+    driver = Driver(workers=2)
+    driver.tell(CoordinatorStarted("127.0.0.1:1", 9))
+    driver.tell(WorkerExited("worker-0", 1, failure()), WorkerExited("worker-1", -9))
+    assert driver.said[-1] == "worker-1 was stopped"
+    driver = up(workers=1)
+    driver.tell(StopRequested(signal.SIGINT), WorkerExited("worker-0", -signal.SIGTERM))
+    assert driver.said[-1] == "worker-0 was stopped"
+
+
+def test_an_end_by_the_coordinator_tells_what_the_launcher_knows_of_the_deaths():
+    driver = up(workers=3)
+    driver.tell(WorkerExited("worker-0", -9), TrainingAborted("2 of 3 workers lost"))
+    driver.tell(WorkerConcluded("worker-3", "stopped"), WorkerExited("worker-3", 0))
+    driver.tell(WorkerExited("worker-1", -11), WorkerExited("worker-2", 0))
+    assert driver.outcome.reason == (
+        "2 of 3 workers lost. Before: worker-0 was killed by SIGKILL (by someone, or by the kernel for "
+        "want of memory); worker-1 was killed by SIGSEGV (it crashed in native code); "
+        "worker-2 ended (code 0) before the training was complete"
+    )
+
+
+def test_a_hang_is_shown_with_the_stack_of_whoever_hangs_and_no_other():
+    driver = up(workers=2, hang_timeout=60.0)
+    driver.wait(60.0)
+    driver.tell(StacksDumped("worker-0", WAITING), StacksDumped("worker-1", AT_WORK))
+    assert driver.details == [script_stack(AT_WORK)]
+
+
 def test_the_echo_of_an_end_is_no_failure_of_the_script():
     driver = up(workers=2)
     echo = UserFailure(
@@ -446,7 +519,8 @@ def test_when_everyone_waits_there_is_a_warning_and_then_an_end():
     driver = up(workers=1, hang_timeout=60.0)
     driver.wait(60.0)
     assert driver.tell(StacksDumped("worker-0", WAITING)) == []
-    assert "every worker waits" in driver.said[-1]
+    assert "every worker waits" in driver.said[-2]
+    assert driver.said[-1] == "where worker-0 waits"
     driver.wait(60.0)
     assert driver.tell(StacksDumped("worker-0", WAITING)) == [StopTraining("worker-0")]
     driver.tell(WorkerExited("worker-0", 0))
@@ -483,12 +557,12 @@ def test_the_places_where_training_waits_are_called_what_the_reader_of_stacks_be
 
 
 def test_of_a_dump_the_stack_of_the_script_is_shown():
-    assert script_stack(AT_WORK) == [
+    assert script_stack(AT_WORK).splitlines() == [
         "the script's stack (most recent call first):",
         '  File "/job/train.py", line 9 in loss',
         '  File "/job/train.py", line 20 in <module>',
     ]
-    assert script_stack("what is\nthis") == ["what is", "this"]
+    assert script_stack("what is\nthis") == "what is\nthis"
 
 
 def test_a_worker_that_never_joins_hangs_too():

@@ -48,7 +48,8 @@ def test_a_worker_is_followed_from_start_to_end():
 
 
 def test_a_worker_outside_the_generation_stands_by():
-    view = view_after(WorkerStarted("a", 1), WorkerStarted("b", 2), GenerationFormed(1, ("a",)))
+    started = WorkerStarted("a", 1), WorkerStarted("b", 2), WorkerJoined("b")
+    view = view_after(*started, GenerationFormed(1, ("a",)))
     assert view.workers["b"].state == "standing by"
 
 

@@ -1,0 +1,55 @@
+"""What a worker makes of the coordinator's messages."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from datetime import UTC, datetime
+
+import pytest
+
+from tensorforge.elastic import WorkerId, WorkerMetadata, WorkerStatus, messages
+from tensorforge.elastic.inbox import Callbacks, Inbox
+from tensorforge.elastic.outgoing import Outgoing
+from tensorforge.elastic.worker_state import WorkerState
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+FENCED = messages.Refused(code=messages.REFUSED_FENCED, reason="w was taken out: its code raised")
+
+
+@pytest.fixture
+def worker():
+    metadata = WorkerMetadata(
+        worker_id=WorkerId("w", "127.0.0.1", 0),
+        status=WorkerStatus.JOINING,
+        join_time=NOW,
+        last_heartbeat=NOW,
+    )
+    state, outgoing = WorkerState(metadata, "first"), Outgoing(lambda _message: None)
+    inbox = Inbox(
+        state,
+        outgoing,
+        threading.Condition(),
+        Callbacks(),
+        announced=lambda _event: None,
+        gathered=lambda _generation: None,
+        retire=lambda: None,
+        rejoin=lambda: None,
+    )
+    return inbox, outgoing, state
+
+
+def test_a_worker_that_is_fenced_is_told_why_and_starts_over(worker, caplog):
+    inbox, _outgoing, state = worker
+    inbox.receive(FENCED)
+    assert "w was refused (fenced): w was taken out" in caplog.text
+    assert state.incarnation != "first"
+
+
+def test_a_worker_that_has_told_its_exception_is_not_told_of_it_again(worker, caplog):
+    inbox, outgoing, state = worker
+    caplog.set_level(logging.WARNING)
+    outgoing.say(messages.Abort(incarnation="first", generation=1, reason="ValueError: boom"))
+    inbox.receive(FENCED)
+    assert caplog.text == ""
+    assert state.is_leaving
