@@ -60,6 +60,8 @@ from tensorforge.wording import counted
 UNASKED = "ended (code 0) before the training was complete"
 SHRINK_TIMEOUT = 10.0
 """Seconds for the coordinator to let surplus workers go; it knows best which ones."""
+HEARSAY_TIMEOUT = 5.0
+"""Seconds for the coordinator to confirm, or to correct, what a worker's last words say of the run's end."""
 
 
 class Phase(Enum):
@@ -95,6 +97,7 @@ class Supervisor:
         self._is_aborted = False
         self._members: frozenset[str] = frozenset()
         self._shrink_at: float | None = None
+        self._hearsay_until: float | None = None
         self._outcome: Outcome | None = None
         self._care = CoordinatorCare()
         self._out: list[Instruction] = []
@@ -156,6 +159,8 @@ class Supervisor:
             yield self._care.due
         if self._shrink_at is not None and self._phase is Phase.RUNNING:
             yield self._shrink_at
+        if self._hearsay_until is not None:
+            yield self._hearsay_until
         for worker in self._workers.values():
             yield from worker.deadlines()
         hang = self._hangs.deadline()
@@ -295,7 +300,8 @@ class Supervisor:
 
     def _training_finished(self, event: TrainingFinished, now: float) -> None:
         success = Outcome(0, event.reason or "training finished")
-        if self._phase is Phase.RUNNING:
+        if self._is_news_of_the_end():
+            self._is_aborted = False
             self._phase, self._outcome = Phase.DRAINING, success
             for worker in self._workers.values():
                 worker.await_end(now)
@@ -304,13 +310,19 @@ class Supervisor:
         self._departures.clear()
 
     def _training_aborted(self, event: TrainingAborted, now: float) -> None:
-        if self._phase is Phase.RUNNING:
+        if self._is_news_of_the_end():
             self._is_aborted = True
             self._let_end(Outcome(1, event.reason), now)
+
+    def _is_news_of_the_end(self) -> bool:
+        """Whether nothing but hearsay told of it before; there will be no more hearsay."""
+        was_hearsay, self._hearsay_until = self._hearsay_until is not None, None
+        return was_hearsay or self._phase is Phase.RUNNING
 
     def _stop_requested(self, event: StopRequested, now: float) -> None:
         if self._phase is Phase.STOPPING:
             self._say("stopping now", Level.WARNING)
+            self._hearsay_until = None
             for worker in self._workers.values():
                 self._out += worker.kill()
             return
@@ -353,7 +365,8 @@ class Supervisor:
         if failure is None:
             self._blame.died(told)
         elif failure.is_echo:
-            self._is_aborted = True
+            # It was told that the run is over; whether it went well the coordinator knows.
+            self._is_aborted, self._hearsay_until = True, now + HEARSAY_TIMEOUT
             self._let_end(Outcome(1, failure.message), now)
             return
         elif (recurs := self._blame.came_before(failure)) or not self._ever_joined:
@@ -430,6 +443,8 @@ class Supervisor:
     def _check_deadlines(self, now: float) -> None:
         if self._care.is_due(now):
             self._out.append(StartCoordinator())
+        if self._hearsay_until is not None and now >= self._hearsay_until:
+            self._hearsay_until = None
         for worker in list(self._workers.values()):
             self._out += worker.check(now)
         for name in self._departures.overdue(now):
@@ -490,7 +505,7 @@ class Supervisor:
 
     def _end_if_empty(self) -> None:
         over = self._phase in (Phase.STOPPING, Phase.DRAINING) and not self._workers
-        if over and self._outcome is not None:
+        if over and self._outcome is not None and self._hearsay_until is None:
             self._phase = Phase.ENDED
             if self._outcome.code >= 128 and self._is_finished and self._is_complete:
                 self._outcome = Outcome(0, "training finished while it was being stopped")

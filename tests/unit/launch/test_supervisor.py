@@ -41,7 +41,7 @@ from tensorforge.launch.instructions import (
 )
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.stacks import is_waiting_for_peers, script_stack
-from tensorforge.launch.supervisor import SHRINK_TIMEOUT, Supervisor
+from tensorforge.launch.supervisor import HEARSAY_TIMEOUT, SHRINK_TIMEOUT, Supervisor
 from tensorforge.testing.clock import ManualClock
 
 
@@ -394,8 +394,36 @@ def test_the_echo_of_an_end_is_no_failure_of_the_script():
     )
     assert driver.tell(WorkerExited("worker-1", 1, echo)) == []
     driver.tell(WorkerExited("worker-0", 1, echo))
+    assert driver.outcome is None, "the coordinator has the last word"
+    assert driver.supervisor.deadline() == driver.clock() + HEARSAY_TIMEOUT
+    driver.wait(HEARSAY_TIMEOUT)
     assert driver.outcome.reason == "too few workers"
     assert driver.outcome.failure is None
+
+
+def test_a_late_worker_told_that_training_is_complete_does_not_turn_it_into_a_failure():
+    driver = up(workers=2)
+    echo = UserFailure(
+        kind="TrainingAbortedError", message="training is complete", where="x", traceback=""
+    )
+    driver.tell(WorkerExited("worker-1", 1, echo), WorkerExited("worker-0", 0))
+    assert driver.outcome is None
+    driver.tell(TrainingFinished("training is complete"))
+    assert (driver.outcome.code, driver.outcome.reason) == (0, "training is complete")
+
+
+def test_the_coordinators_reason_replaces_the_echo_of_it():
+    driver = up(workers=1)
+    driver.tell(WorkerExited("worker-0", 1, failure("TrainingAbortedError")))
+    driver.tell(TrainingAborted("2 of 2 workers lost"))
+    assert (driver.outcome.code, driver.outcome.reason) == (1, "2 of 2 workers lost")
+
+
+def test_an_impatient_user_does_not_wait_for_the_coordinators_word():
+    driver = up(workers=1)
+    driver.tell(WorkerExited("worker-0", 1, failure("TrainingAbortedError")))
+    driver.tell(StopRequested(signal.SIGINT))
+    assert driver.outcome.code == 1
 
 
 def test_the_first_interrupt_is_graceful_and_the_second_is_not():
