@@ -135,6 +135,7 @@ class Fetcher:
                     block = stream.block(number)
                     part.append(block)
                 progress(len(block))
+            cancellation.check()
             part.commit()
 
     @contextlib.contextmanager

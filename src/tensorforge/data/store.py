@@ -45,6 +45,7 @@ from tensorforge.errors import (
     EncodingError,
     InvalidInputError,
     NotFoundError,
+    TransferCancelledError,
     UnavailableError,
 )
 
@@ -80,6 +81,7 @@ class ShardStore:
         self._lock = threading.RLock()
         self._segments: list[Segment] = []
         self._maps: dict[str, _MappedFile] = {}
+        self._arriving: dict[tuple[int, int], PartFile] = {}
         self._closed = False
         self.info = self._settle(info)
         self.refresh()
@@ -158,11 +160,25 @@ class ShardStore:
             part.commit()
 
     def receive(self, start: int, stop: int) -> PartFile:
-        """Begin, or go on with, the file of a range that arrives in blocks."""
+        """Begin, or go on with, the file of a range that arrives in blocks.
+
+        Whoever received the same range before, and may still wait for its next block, can add nothing more.
+        """
         if not 0 <= start < stop <= self.info.size:
             raise InvalidInputError(f"[{start}, {stop}) is no range of [0, {self.info.size})")
-        self._check_open()
-        return PartFile(self, start, stop)
+        with self._lock:
+            self._check_open()
+            if (start, stop) in self._arriving:
+                self._arriving[start, stop].supersede()
+            part = self._arriving[start, stop] = PartFile(self, start, stop)
+        part.take_over()
+        return part
+
+    def has_ended(self, part: PartFile) -> None:
+        """Nobody adds to it any more."""
+        with self._lock:
+            if self._arriving.get((part.start, part.stop)) is part:
+                del self._arriving[part.start, part.stop]
 
     def release(self, keep: IntervalSet) -> IntervalSet:
         """Delete the segments of which nothing is to be kept, and return what that removed."""
@@ -255,12 +271,18 @@ class PartFile:
         self._name = segment_name(start, stop)
         self._path = store.folder / "incoming" / f"{self._name[:-4]}.part"
         self._checksums: list[int] = []
+        self._lock = threading.Lock()
+        self._is_superseded = False
         with _translated(str(self._path), 0):
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             self._descriptor = os.open(self._path, flags, 0o644)
-        self._take_over()
 
-    def _take_over(self) -> None:
+    def supersede(self) -> None:
+        """Refuse whatever comes from now on: another attempt goes on with the file."""
+        with self._lock:
+            self._is_superseded = True
+
+    def take_over(self) -> None:
         """Go on with what an earlier attempt left, in whole blocks."""
         header = os.pread(self._descriptor, HEADER.size, 0)
         if len(header) < HEADER.size:
@@ -331,16 +353,22 @@ class PartFile:
 
     def discard(self) -> None:
         """Remove the file and give its room back."""
-        self._path.unlink(missing_ok=True)
+        with self._writing():
+            self._path.unlink(missing_ok=True)
 
-    def _writing(self) -> contextlib.AbstractContextManager[None]:
-        return _translated(str(self._path), file_bytes(self.body_bytes))
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._lock, _translated(str(self._path), file_bytes(self.body_bytes)):
+            if self._is_superseded:
+                raise TransferCancelledError(f"another transfer of {self._name} took over")
+            yield
 
     def close(self) -> None:
         """Stop here; the file stays, so that another attempt can go on."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+            self._store.has_ended(self)
 
     def __enter__(self) -> Self:
         return self

@@ -175,7 +175,7 @@ class DataTransferManager:
                 f"the plan is of generation {plan.generation}; this worker is at {self.generation}"
             )
         if plan.generation > self.generation:
-            self._cancel_all()
+            self._cancel_all()  # without waiting: a source that hangs must not hold up the new group
             self.generation = plan.generation
         return self.launch(plan.transfers_to(self.worker))
 
@@ -218,15 +218,16 @@ class DataTransferManager:
     def close(self) -> None:
         """Cancel what is under way and wait for its threads; closing again changes nothing."""
         self._closed = True
-        self._cancel_all()
+        for pool in self._cancel_all():
+            pool.shutdown(wait=True)
 
-    def _cancel_all(self) -> None:
+    def _cancel_all(self) -> list[ThreadPoolExecutor]:
         with self._lock:
-            jobs, self._jobs = self._jobs, []
+            self._jobs = [pair for pair in self._jobs if not _is_done(pair[0])]
+            jobs = list(self._jobs)
         for job, _ in jobs:
             job.cancel()
-        for _, pool in jobs:
-            pool.shutdown(wait=True)
+        return [pool for _, pool in jobs]
 
     def _run(self, job: TransferJob, move: DataTransfer) -> None:
         shard = move.shard

@@ -15,6 +15,7 @@ from tensorforge.errors import (
     IntegrityError,
     InvalidInputError,
     NotFoundError,
+    TransferCancelledError,
 )
 
 ARRAYS = DatasetInfo(size=1000, schema=SampleSchema(dtype="<i4", shape=(3,)))
@@ -203,6 +204,20 @@ def test_a_range_of_another_size_starts_from_nothing(big_store):
         assert part.verified_bytes == BLOCK
         part.begin(3 * BLOCK)
         assert part.verified_bytes == 0
+
+
+def test_whoever_receives_a_range_anew_shuts_the_earlier_one_out(big_store):
+    with big_store.receive(0, 10**5) as late:
+        late.begin(2 * BLOCK)
+        late.append(bytes(BLOCK))
+        with big_store.receive(0, 10**5) as part:
+            part.begin(2 * BLOCK)
+            assert part.verified_bytes == BLOCK
+            for attempt in (lambda: late.append(bytes(BLOCK)), late.restart, late.discard):
+                with pytest.raises(TransferCancelledError, match="took over"):
+                    attempt()
+            part.append(bytes(BLOCK))
+            assert part.is_complete
 
 
 def test_blocks_come_in_their_size(big_store):

@@ -353,6 +353,32 @@ def test_a_cancelled_plan_stops_at_once_and_keeps_what_it_has(place, recorder, s
     assert same(store, samples, 0, 30)
 
 
+def test_a_new_generation_does_not_wait_for_a_source_that_hangs(place, samples):
+    class Hanging:
+        """Hangs where the first call of all waits for its shard, until it is let go."""
+
+        def __init__(self, origin):
+            self._origin = origin
+            self.is_reached, self.gate = threading.Event(), threading.Event()
+
+        def open_range(self, start, stop):
+            if not self.is_reached.is_set():
+                self.is_reached.set()
+                self.gate.wait()
+            return self._origin.open_range(start, stop)
+
+    origin, store = Hanging(place.origin()), place.store("mine")
+    manager = place.manager(store, origin=origin, at_once=1)
+    late = manager.start(plan_for([]))
+    assert origin.is_reached.wait(10)
+    manager.start(plan_for([], generation=2)).wait(10)
+    assert same(store, samples, 0, SIZE)
+    origin.gate.set()
+    with pytest.raises(TransferCancelledError):
+        late.wait(10)
+    store.verify()
+
+
 def test_training_waits_only_for_the_samples_it_needs(place, recorder, samples):
     source, server = recorder
     store = place.store("mine")
