@@ -112,7 +112,7 @@ def test_a_script_that_never_trains(run, tmp_path):
 
 def test_an_exception_in_one_worker_is_forgiven_once(run):
     arguments = ["--steps", "60", "--only", "worker-1", "--raise-at", "10"]
-    done = run("-n", "2", arguments=arguments)
+    done = run("-n", "2", "--min-workers", "2", arguments=arguments)
     assert done.returncode == 0, done.stderr
     assert "worker-1 raised ValueError: bad sample in step 10" in done.stdout
     assert "[worker-1] ValueError: bad sample in step 10" in done.stdout
