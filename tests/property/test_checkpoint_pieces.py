@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from tensorforge.checkpoint import layout, staging
 from tensorforge.checkpoint.assignment import Holding
-from tensorforge.checkpoint.chunks import checksums_of
 from tensorforge.checkpoint.image import FileImage
 from tensorforge.checkpoint.layout import plan_file
 from tensorforge.checkpoint.manifest import checksum
@@ -80,24 +78,6 @@ def test_a_file_written_in_pieces_has_every_byte_and_every_checksum(
             _written(store, sizes, staged=staged)
         finally:
             store.close()
-
-
-@given(
-    lengths=st.lists(st.integers(1, 50), min_size=1, max_size=20),
-    cuts=st.lists(st.integers(0, 1_000), max_size=30),
-)
-def test_the_checksums_of_chunks_do_not_depend_on_the_pieces_they_come_in(
-    lengths: list[int], cuts: list[int]
-) -> None:
-    content = np.random.default_rng(len(lengths)).bytes(sum(lengths))
-    stops = sorted({*(cut % len(content) for cut in cuts), len(content)} - {0})
-    pieces = [memoryview(content)[a:b] for a, b in itertools.pairwise([0, *stops])]
-    starts = itertools.accumulate(lengths, initial=0)
-    expected = [
-        checksum(content[start : start + length])
-        for start, length in zip(starts, lengths, strict=False)
-    ]
-    assert checksums_of(pieces, lengths) == expected
 
 
 @given(

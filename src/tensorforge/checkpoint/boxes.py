@@ -77,17 +77,17 @@ class Box:
 
 
 def split(box: Box, limit: int) -> Iterator[Box]:
-    """Cut a box into runs of its own elements, in order, of at most `limit` elements each."""
+    """Cut a box into runs of its own elements, in order, of at most `limit` elements each.
+
+    The runs are as equal as may be: whoever wants a half of the box later finds a cut in the middle, or near it.
+    """
     if box.size <= limit:
         if box.size:
             yield box
         return
-    axis = next(index for index, size in enumerate(box.shape) if size > 1)
-    inner = box.size // box.shape[axis]
-    rows = max(1, limit // inner)
-    for start in range(0, box.shape[axis], rows):
-        count = min(rows, box.shape[axis] - start)
-        part = slab(box, axis, start, count)
+    extent = next(size for size in box.shape if size > 1)
+    rows = max(1, limit * extent // box.size)
+    for part in share(box, -(-extent // rows)):
         yield from split(part, limit)
 
 

@@ -7,8 +7,8 @@ the manifest says where the bytes of a chunk lie, how they are encoded, and what
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol, TypeVar
 
 from tensorforge.checkpoint.codecs import codec_named
 from tensorforge.checkpoint.dtypes import ITEM_SIZES
@@ -32,6 +32,20 @@ Result = TypeVar("Result")
 _HEADER_PART = 4 << 20
 
 
+class Landing(NamedTuple):
+    """Named chunks that lie side by side in a file, and the memory that they fill, one behind the other."""
+
+    memory: memoryview
+    chunks: Sequence[tuple[str, StoredBytes]]
+
+    def places(self) -> Iterator[memoryview]:
+        """The memory of each chunk."""
+        start = 0
+        for _, stored in self.chunks:
+            yield self.memory[start : start + stored.length]
+            start += stored.length
+
+
 class ChunkSource(Protocol):
     """Where a reader gets chunks from."""
 
@@ -42,11 +56,15 @@ class ChunkSource(Protocol):
     def is_at_hand(self, file: int) -> bool:
         """Whether reading a file is mere copying, without waiting for a disk or a network."""
 
+    @property
+    def reads_on(self) -> bool:
+        """Whether a run is read at one go; otherwise, each of its landings costs a request."""
+
     def read_range(self, file: int, start: int, into: memoryview) -> None:
         """Fill a buffer with bytes of a file, as they are stored."""
 
-    def read_run(self, run: Sequence[tuple[str, StoredBytes]], into: memoryview) -> None:
-        """Fill a buffer with named chunks that are stored as they are, one behind the other; verify each."""
+    def read_run(self, run: Sequence[Landing]) -> None:
+        """Read chunks that are stored as they are, one behind the other in a file; verify each."""
 
     def decode(
         self, name: str, tensor: TensorMetadata, chunk: ChunkMetadata, stored: memoryview
@@ -82,22 +100,35 @@ class StoredChunks:
         key = self._manifest.files[file].key
         self._reading(key, functools.partial(self._read, key, start, into))
 
-    def read_run(self, run: Sequence[tuple[str, StoredBytes]], into: memoryview) -> None:
-        """Fill a buffer with named chunks that are stored as they are, one behind the other; verify each."""
-        first = run[0][1]
-        key = self._manifest.files[first.file].key
-        lengths = [stored.length for _, stored in run]
-        found = self._reading(
-            key, lambda: checksums_of(self._pieces(key, first.start, into), lengths)
-        )
-        for (name, stored), digest in zip(run, found, strict=True):
+    @property
+    def reads_on(self) -> bool:
+        """Whether a run is read at one go; otherwise, each of its landings costs a request."""
+        return self._piecewise is not None
+
+    def read_run(self, run: Sequence[Landing]) -> None:
+        """Read chunks that are stored as they are, one behind the other in a file; verify each."""
+        key = self._manifest.files[run[0].chunks[0][1].file].key
+        found = self._reading(key, functools.partial(self._read_and_hash, key, run))
+        chunks = (chunk for landing in run for chunk in landing.chunks)
+        for (name, stored), digest in zip(chunks, found, strict=True):
             self._compare(name, stored, digest)
 
-    def _pieces(self, key: str, start: int, into: memoryview) -> Iterator[memoryview]:
-        if self._piecewise is not None:
-            return self._piecewise.read_pieces(key, start, into)
-        self._store.read_into(key, start, into)
-        return iter((into,))
+    def _read_and_hash(self, key: str, run: Sequence[Landing]) -> list[str]:
+        """The checksums of a run's chunks, taken while their bytes pass, if the store can show them."""
+        found = []
+        if self._piecewise is None:
+            for landing in run:
+                self._store.read_into(key, landing.chunks[0][1].start, landing.memory)
+                found += [checksum(place) for place in landing.places()]
+            return found
+        length = sum(len(landing.memory) for landing in run)
+        with self._piecewise.open_range(key, run[0].chunks[0][1].start, length) as reader:
+            for landing in run:
+                for place in landing.places():
+                    running = running_checksum()
+                    reader.fill(place, running.update)
+                    found.append(running.hexdigest())
+        return found
 
     def decode(
         self, name: str, tensor: TensorMetadata, chunk: ChunkMetadata, stored: memoryview
@@ -132,7 +163,7 @@ class StoredChunks:
 
     def _fetch(self, name: str, stored: StoredBytes) -> memoryview:
         content = memoryview(bytearray(stored.length))
-        self.read_run([(name, stored)], content)
+        self.read_run([Landing(content, [(name, stored)])])
         return content
 
     def check(self, name: str, stored: StoredBytes, content: memoryview) -> None:
@@ -174,24 +205,6 @@ class StoredChunks:
             return self._retry.run(operation)
         except (NotFoundError, EncodingError) as error:
             raise corrupted(f"{key} is missing or cut short: {error}", key) from error
-
-
-def checksums_of(pieces: Iterable[memoryview], lengths: Sequence[int]) -> list[str]:
-    """The checksums of chunks of these lengths, taken from their bytes as they pass, in any pieces."""
-    found: list[str] = []
-    running, left = running_checksum(), lengths[0]
-    for passing in pieces:
-        piece = passing
-        while len(piece) >= left:
-            running.update(piece[:left])
-            found.append(running.hexdigest())
-            if len(found) == len(lengths):
-                return found
-            piece = piece[left:]
-            running, left = running_checksum(), lengths[len(found)]
-        running.update(piece)
-        left -= len(piece)
-    return found
 
 
 def _chain(data: StoredBytes) -> list[StoredBytes]:

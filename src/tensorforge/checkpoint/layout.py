@@ -17,8 +17,8 @@ from tensorforge.checkpoint.dtypes import ITEM_SIZES
 from tensorforge.errors import InvalidInputError
 
 ALIGNMENT = 4096
-CHUNK_BYTES = 4 << 20
-"""A chunk's size at most: what is verified, and therefore read, as a whole."""
+CHUNK_BYTES = 8 << 20
+"""A chunk's size at most: what is verified, and therefore read, as a whole. No more than a block of writing."""
 
 MODEL = "model/"
 OPTIMIZER = "optimizer/"

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from tensorforge.checkpoint.boxes import Box
-from tensorforge.checkpoint.chunks import ChunkSource
+from tensorforge.checkpoint.chunks import ChunkSource, Landing
 from tensorforge.checkpoint.dtypes import ITEM_SIZES
 from tensorforge.checkpoint.image import Bytes
 from tensorforge.checkpoint.manifest import RAW, CheckpointManifest, StoredBytes
@@ -28,9 +28,10 @@ from tensorforge.checkpoint.tensors import DTYPES, byte_view, is_direct
 
 WORKERS = 4
 MAX_RUN = 16 << 20
-"""What a thread reads into a tensor at once, chunk by chunk: opening a file for each would take longer."""
+"""What a thread reads at one go, chunk by chunk: opening a file for each would take longer."""
 MAX_RUN_AT_HAND = 64 << 20
-"""The same where there is nothing to wait for, so that it need not be spread over many threads."""
+"""The same where there is nothing to wait for; runs become shorter towards the end, so that all threads
+end together."""
 _READING = "reading the checkpoint"
 
 
@@ -60,16 +61,17 @@ def read_tensors(
     workers: int = WORKERS,
 ) -> None:
     """Fill every destination; `CheckpointError` names the file and the tensor of the first bad byte."""
-    transfer = _Transfer(source, destinations)
     reads = _plan(source.manifest, destinations)
     meter = Meter(sum(read.length for read in reads), progress)
     threads, longest = WORKERS, MAX_RUN
     if all(source.is_at_hand(file) for file in {read.file for read in reads}):
         # Threads that only copy get in each other's way if there are more of them than processors.
         threads, longest = len(os.sched_getaffinity(0)), MAX_RUN_AT_HAND
+    threads = min(workers, threads)
+    transfer = _Transfer(source, destinations)
 
     def tasks() -> Iterator[Callable[[Bytes], None]]:
-        for work in transfer.joined(reads, longest):
+        for work in transfer.joined(reads, threads, longest):
 
             def task(scratch: Bytes, work: _Run | RangeRead = work) -> None:
                 transfer.carry(work, scratch)
@@ -79,41 +81,56 @@ def read_tensors(
 
     workplace = functools.partial(block_buffer, guard)
     with torch.no_grad():
-        run_parallel(tasks(), workplace, workers=min(workers, threads), guard=guard, what=_READING)
+        run_parallel(tasks(), workplace, workers=threads, guard=guard, what=_READING)
 
 
 class _Run:
-    """Chunks that lie side by side, in a file and in the memory of one destination."""
+    """Chunks that lie side by side in a file, each bound for a place in the memory of a destination."""
 
-    def __init__(self, read: RangeRead, place: tuple[int, int], longest: int) -> None:
+    def __init__(self, longest: int) -> None:
+        self.length = 0
+        self.stretches: list[_Stretch] = []
+        self._longest = longest
+
+    def take(self, read: RangeRead, place: _Place, *, anywhere: bool) -> bool:
+        """Add the next read, if it goes on where the last one ends and is not too much.
+
+        Unless it may go `anywhere`, it must go on in the memory of the destination as well.
+        """
+        stored = read.chunks[0].chunk.data
+        if self.stretches:
+            last = self.stretches[-1]
+            end = last.chunks[-1][1]
+            if (
+                (stored.file, stored.start) != (end.file, end.start + end.length)
+                or self.length + stored.length > self._longest
+                or not (anywhere or place == last.end)
+            ):
+                return False
+        if not self.stretches or place != self.stretches[-1].end:
+            self.stretches.append(_Stretch(place))
+        self.stretches[-1].chunks.append((read.chunks[0].name, stored))
+        self.stretches[-1].length += stored.length
+        self.length += stored.length
+        return True
+
+
+_Place = tuple[int, int]
+"""Which destination, and from which of its bytes on."""
+
+
+class _Stretch:
+    """Chunks of a run that go side by side into the memory of one destination."""
+
+    def __init__(self, place: _Place) -> None:
         self.index, self.start = place
         self.length = 0
-        self._longest = longest
         self.chunks: list[tuple[str, StoredBytes]] = []
-        self._add(read)
 
     @property
-    def stop(self) -> int:
-        """One past the last byte in the destination's memory."""
-        return self.start + self.length
-
-    def take(self, read: RangeRead, place: tuple[int, int]) -> bool:
-        """Add the next read, if it goes on where this one ends and is not too much."""
-        last = self.chunks[-1][1]
-        goes_on = (read.file, read.start) == (last.file, last.start + last.length)
-        if (
-            goes_on
-            and place == (self.index, self.stop)
-            and self.length + read.length <= self._longest
-        ):
-            self._add(read)
-            return True
-        return False
-
-    def _add(self, read: RangeRead) -> None:
-        chunk = read.chunks[0]
-        self.chunks.append((chunk.name, chunk.chunk.data))
-        self.length += read.length
+    def end(self) -> _Place:
+        """Where the next chunk would go."""
+        return self.index, self.start + self.length
 
 
 class _Transfer:
@@ -128,26 +145,36 @@ class _Transfer:
             if is_direct(destination.tensor)
         }
 
-    def joined(self, reads: Sequence[RangeRead], longest: int) -> Iterator[_Run | RangeRead]:
-        """The reads in their order; those that can go straight into memory as runs, as long as may be."""
+    def joined(
+        self, reads: Sequence[RangeRead], threads: int, longest: int
+    ) -> Iterator[_Run | RangeRead]:
+        """The reads in their order; those that can go straight into memory as runs, as long as may be.
+
+        Towards the end they become shorter, so that no thread has much to do when the others are done.
+        """
+        left = sum(read.length for read in reads)
         run: _Run | None = None
         for read in reads:
             place = self._place(read)
-            if run is not None and not (place and run.take(read, place)):
+            if run is not None and not (
+                place and run.take(read, place, anywhere=self._source.reads_on)
+            ):
+                left -= run.length
                 yield run
                 run = None
             if place is None:
+                left -= read.length
                 yield read
             elif run is None:
-                run = _Run(read, place, longest)
+                run = _Run(min(longest, left // (2 * threads)))
+                run.take(read, place, anywhere=True)
         if run is not None:
             yield run
 
     def carry(self, work: _Run | RangeRead, scratch: Bytes) -> None:
         """Read and verify, and fill what it is for."""
         if isinstance(work, _Run):
-            memory = self._memory[work.index][work.start : work.stop]
-            self._source.read_run(work.chunks, memory.data)
+            self._source.read_run([self._landing(stretch) for stretch in work.stretches])
             return
         room = scratch if work.length <= len(scratch) else np.empty(work.length, np.uint8)
         self._source.read_range(work.file, work.start, room[: work.length].data)
@@ -155,7 +182,11 @@ class _Transfer:
             start = chunk.chunk.data.start - work.start
             self._deliver(chunk, room[start : start + chunk.chunk.data.length])
 
-    def _place(self, read: RangeRead) -> tuple[int, int] | None:
+    def _landing(self, stretch: _Stretch) -> Landing:
+        memory = self._memory[stretch.index][stretch.start : stretch.start + stretch.length]
+        return Landing(memory.data, stretch.chunks)
+
+    def _place(self, read: RangeRead) -> _Place | None:
         """Which destination a read can go straight into, and from which of its bytes on, if there is one."""
         wanted = read.chunks[0]
         delivery = wanted.deliveries[0]

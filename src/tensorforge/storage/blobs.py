@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import functools
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
@@ -136,6 +137,13 @@ class PositionalBlobStore(Protocol):
         """Start a blob of `size` bytes under a new key, its room reserved."""
 
 
+class PiecewiseReader(Protocol):
+    """Reads on through a range, one buffer after the other."""
+
+    def fill(self, target: memoryview, witness: Callable[[memoryview], object]) -> None:
+        """Fill `target` with the next bytes, and show the witness each piece as soon as it is there."""
+
+
 @runtime_checkable
 class PiecewiseBlobStore(Protocol):
     """A store whose reader can look at each piece while it is still in the processor's cache."""
@@ -143,8 +151,10 @@ class PiecewiseBlobStore(Protocol):
     def is_at_hand(self, key: str) -> bool:
         """Whether reading a blob is mere copying, without waiting for a disk or a network."""
 
-    def read_pieces(self, key: str, offset: int, buffer: memoryview) -> Iterator[memoryview]:
-        """Fill `buffer` like `read_into`, and give each piece of it, in order, as soon as it is filled."""
+    def open_range(
+        self, key: str, offset: int, length: int
+    ) -> AbstractContextManager[PiecewiseReader]:
+        """A range to be read from the front to the end, by one thread."""
 
 
 def validate_key(key: str) -> str:

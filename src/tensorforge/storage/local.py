@@ -33,7 +33,7 @@ from tensorforge.storage.blobs import (
     flat,
     validate_key,
 )
-from tensorforge.storage.ranged import is_cached, read_cached, read_exactly, read_through_bounce
+from tensorforge.storage.ranged import RangeReader, is_cached
 from tensorforge.storage.staged import (
     Destination,
     LocalWriter,
@@ -120,52 +120,37 @@ class LocalStore:
         """The whole blob; `NotFoundError` if there is none."""
         with self._opened(key) as file:
             content = bytearray(os.fstat(file).st_size)
-            _exhaust(read_exactly(key, file, 0, memoryview(content)))
+            RangeReader(key, file, (0, len(content))).fill(memoryview(content))
             return bytes(content)
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the blob's bytes from `offset`."""
-        _exhaust(self.read_pieces(key, offset, buffer))
+        target = flat(buffer)
+        with self.open_range(key, offset, len(target)) as reader:
+            reader.fill(target)
 
     def is_at_hand(self, key: str) -> bool:
         """Whether most of a blob lies in the page cache, so that reading it is mere copying."""
         with self._opened(key) as file:
             return bool(is_cached(file, 0, os.fstat(file).st_size))
 
-    def read_pieces(self, key: str, offset: int, buffer: memoryview) -> Iterator[memoryview]:
-        """Fill `buffer`, and give each piece of it, in order, as soon as it is filled.
+    @contextlib.contextmanager
+    def open_range(self, key: str, offset: int, length: int) -> Iterator[RangeReader]:
+        """A range to be read from the front to the end, by one thread.
 
         What lies in the page cache comes from there; the rest is read past it, because filling the
         cache with a checkpoint costs more than reading it.
         """
-        target = flat(buffer)
-        with self._opened(key) as file:
-            check_range(key, offset, len(target), os.fstat(file).st_size)
-            done = 0
-            for piece in self._read_uncached(key, file, offset, target):
-                yield piece
-                done += len(piece)
-            yield from read_exactly(key, file, offset + done, target[done:])
-
-    def _read_uncached(
-        self, key: str, file: int, offset: int, target: memoryview
-    ) -> Iterator[memoryview]:
-        """Read past the page cache as far as that works and pays."""
-        if not self._direct or len(target) <= _SMALL_READ:
-            return
-        cached = is_cached(file, offset, len(target))
-        if cached:
-            return
-        done = 0
-        if cached is None:
-            for piece in read_cached(file, offset, target):
-                yield piece
-                done += len(piece)
-        with (
-            contextlib.suppress(NotFoundError, UnavailableError),
-            self._opened(key, os.O_DIRECT) as direct,
-        ):
-            yield from read_through_bounce(direct, offset + done, target[done:])
+        with self._opened(key) as file, contextlib.ExitStack() as stack:
+            check_range(key, offset, length, os.fstat(file).st_size)
+            is_small = not self._direct or length <= _SMALL_READ
+            cached = True if is_small else is_cached(file, offset, length)
+            direct = None
+            if not cached:
+                with contextlib.suppress(NotFoundError, UnavailableError):
+                    direct = stack.enter_context(self._opened(key, os.O_DIRECT))
+            span = offset, offset + length
+            yield RangeReader(key, file, span, direct=direct, peeks=cached is None)
 
     def stat(self, key: str) -> BlobInfo:
         """What is known about a blob; `NotFoundError` if there is none."""
@@ -314,11 +299,6 @@ class LocalStore:
             finally:
                 os.close(folder)
             parts = parts[:-1]
-
-
-def _exhaust(pieces: Iterator[memoryview]) -> None:
-    for _ in pieces:
-        pass
 
 
 def _enter(folder: int, part: str) -> int:

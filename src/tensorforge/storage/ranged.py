@@ -7,7 +7,7 @@ import ctypes
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable
 
 from tensorforge.errors import EncodingError
 from tensorforge.storage.staged import DIRECT_ALIGNMENT
@@ -23,18 +23,6 @@ _CACHESTAT = 451
 
 _PAGE = mmap.PAGESIZE
 _HUGE_PAGE = 2 << 20
-
-
-def read_exactly(key: str, file: int, offset: int, target: memoryview) -> Iterator[memoryview]:
-    """Fill `target` from `offset`, giving each piece; `EncodingError` if the file ends before."""
-    done, total = 0, len(target)
-    while done < total:
-        piece = target[done : done + _PIECE]
-        count = os.preadv(file, [piece], offset + done)
-        if not count:
-            raise EncodingError(f"{key} ended while it was read: it was cut short")
-        yield piece if count == len(piece) else piece[:count]
-        done += count
 
 
 class _Range(ctypes.Structure):
@@ -62,21 +50,6 @@ def is_cached(file: int, offset: int, length: int) -> bool | None:
     return bool(2 * found.cached * _PAGE >= length)
 
 
-def read_cached(file: int, offset: int, target: memoryview) -> Iterator[memoryview]:
-    """Read as much from the front as lies in the page cache, giving each piece."""
-    done = 0
-    while done < len(target):
-        try:
-            part = target[done : done + _PIECE]
-            count = os.preadv(file, [part], offset + done, os.RWF_NOWAIT)
-        except OSError:
-            return  # not cached, or a file system that cannot tell
-        if not count:
-            return
-        yield target[done : done + count]
-        done += count
-
-
 def _address(view: memoryview) -> int:
     return ctypes.addressof(ctypes.c_char.from_buffer(view))
 
@@ -94,25 +67,120 @@ class _Bounce(threading.local):
         skip = -_address(memoryview(memory)) % _HUGE_PAGE
         self.view = memoryview(memory)[skip : skip + _BOUNCE]
         self.address = _address(self.view)
+        self.reader: RangeReader | None = None
 
 
 _bounce = _Bounce()
 
 
-def read_through_bounce(file: int, offset: int, target: memoryview) -> Iterator[memoryview]:
-    """Read from a file opened for direct access as far as that works, giving each piece."""
-    done = 0
-    while done < len(target):
-        start = (offset + done) // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
-        skip = offset + done - start
-        needed = skip + len(target) - done
-        wanted = min(_BOUNCE, -(-needed // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT)
-        count = os.preadv(file, [_bounce.view[:wanted]], start) - skip
-        if count <= 0:
-            return
-        count = min(count, len(target) - done)
-        part = target[done : done + count]
-        # Unlike slice assignment, this lets other threads run meanwhile.
-        ctypes.memmove(_address(part), _bounce.address + skip, count)
-        yield part
-        done += count
+Witness = Callable[[memoryview], object]
+
+
+def _nobody(_piece: memoryview) -> None:
+    pass
+
+
+class RangeReader:
+    """Reads on through a range of a file, one buffer after the other.
+
+    `direct` is the same file opened for direct access, if reading past the page cache pays; with `peeks`,
+    what lies in the cache comes from there first.
+    """
+
+    def __init__(
+        self,
+        key: str,
+        file: int,
+        span: tuple[int, int],
+        *,
+        direct: int | None = None,
+        peeks: bool = False,
+    ) -> None:
+        self._key = key
+        self._file = file
+        self._at, self._stop = span
+        self._direct = direct
+        self._peeks = peeks
+        self._ready = self._bounced_from = 0
+
+    def fill(self, target: memoryview, witness: Witness = _nobody) -> None:
+        """Fill `target` with the next bytes; `EncodingError` if the file ends before.
+
+        The witness sees each piece, in order, while it is in the processor's cache.
+        """
+        done = self._fill_from_cache(target, witness) if self._peeks else 0
+        if self._direct is not None:
+            done += self._fill_directly(self._direct, target[done:], witness)
+        if done < len(target):
+            self._fill_plainly(target[done:], witness)
+
+    def _fill_plainly(self, target: memoryview, witness: Witness) -> None:
+        # Each line here is run thousands of times per gigabyte, with nothing of it left in the cache.
+        at, file, preadv = self._at, self._file, os.preadv
+        for start in range(0, len(target), _PIECE):
+            piece = target[start : start + _PIECE]
+            if preadv(file, (piece,), at + start) != len(piece):
+                self._complete(piece, at + start)
+            witness(piece)
+        self._at = at + len(target)
+
+    def _complete(self, piece: memoryview, at: int) -> None:
+        """Read a piece again that came in part."""
+        done = 0
+        while done < len(piece):
+            count = os.preadv(self._file, (piece[done:],), at + done)
+            if not count:
+                raise EncodingError(f"{self._key} ended while it was read: it was cut short")
+            done += count
+
+    def _fill_from_cache(self, target: memoryview, witness: Witness) -> int:
+        """Fill the front of `target` as far as it lies in the page cache."""
+        done = 0
+        while done < len(target):
+            part = target[done : done + _PIECE]
+            try:
+                count = os.preadv(self._file, (part,), self._at, os.RWF_NOWAIT)
+            except OSError:
+                count = 0  # not cached, or a file system that cannot tell
+            if not count:
+                self._peeks = False
+                break
+            witness(part[:count])
+            self._at += count
+            done += count
+        return done
+
+    def _fill_directly(self, direct: int, target: memoryview, witness: Witness) -> int:
+        """Fill the front of `target` as far as direct reading works."""
+        done = 0
+        while done < len(target):
+            source = self._next_bytes(direct)
+            if source is None:
+                break
+            count = min(self._ready, len(target) - done)
+            part = target[done : done + count]
+            # Unlike slice assignment, this lets other threads run meanwhile.
+            ctypes.memmove(_address(part), source, count)
+            witness(part)
+            self._ready -= count
+            self._at += count
+            done += count
+        return done
+
+    def _next_bytes(self, direct: int) -> int | None:
+        """The address of `_ready` bytes, read directly; `None` if that does not work any more."""
+        if not self._ready or _bounce.reader is not self:
+            self._read_directly(direct)
+        return _bounce.address + self._at - self._bounced_from if self._ready else None
+
+    def _read_directly(self, direct: int) -> None:
+        start = self._at // DIRECT_ALIGNMENT * DIRECT_ALIGNMENT
+        wanted = min(_BOUNCE, -(-(self._stop - start) // DIRECT_ALIGNMENT) * DIRECT_ALIGNMENT)
+        _bounce.reader, self._bounced_from = self, start
+        try:
+            count = os.preadv(direct, (_bounce.view[:wanted],), start)
+        except OSError:
+            count = 0  # what is really wrong, the plain way will tell
+        self._ready = max(0, count - (self._at - start))
+        if not self._ready:
+            self._direct = None
