@@ -34,7 +34,8 @@ from tensorforge.launch.instructions import (
     StopTraining,
 )
 from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.supervisor import SHRINK_TIMEOUT, Phase, Supervisor
+from tensorforge.launch.staffing import SHRINK_TIMEOUT
+from tensorforge.launch.supervisor import Phase, Supervisor
 
 SOAK = bool(os.environ.get("TENSORFORGE_SOAK"))
 

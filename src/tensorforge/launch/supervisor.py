@@ -17,7 +17,6 @@ from signal import SIGTERM
 from typing import Any, ClassVar
 
 from tensorforge.launch.blame import Blame
-from tensorforge.launch.budget import RestartBudget, backoff
 from tensorforge.launch.coordinator_care import CoordinatorCare
 from tensorforge.launch.departures import Departures
 from tensorforge.launch.events import (
@@ -50,16 +49,13 @@ from tensorforge.launch.instructions import (
     Say,
     SetTarget,
     StartCoordinator,
-    StartWorker,
     StopCoordinator,
 )
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.stacks import script_stack
-from tensorforge.wording import counted
+from tensorforge.launch.staffing import Staffing
 
 UNASKED = "ended (code 0) before the training was complete"
-SHRINK_TIMEOUT = 10.0
-"""Seconds for the coordinator to let surplus workers go; it knows best which ones."""
 HEARSAY_TIMEOUT = 5.0
 """Seconds for the coordinator to confirm, or to correct, what a worker's last words say of the run's end."""
 
@@ -79,24 +75,14 @@ class Supervisor:
     def __init__(self, policy: SupervisionPolicy) -> None:
         self._policy = policy
         self._phase = Phase.RUNNING
-        self._target = policy.workers
-        self._budget = RestartBudget(policy.max_restarts, policy.restart_window)
-        self._hangs = HangWatch(policy.hang_timeout)
-        self._workers: dict[str, Hand] = {}
-        self._count = 0
-        self._names: set[str] = set()
-        self._guests: set[str] = set()
-        self._owed: list[float] = []
-        self._forfeited = 0
-        self._deaths_in_a_row = 0
-        self._blame = Blame()
         self._departures = Departures()
+        self._staffing = Staffing(policy, self._departures)
+        self._hangs = HangWatch(policy.hang_timeout)
+        self._blame = Blame()
         self._ever_joined = False
         self._is_finished = False
         self._is_complete = False
         self._is_aborted = False
-        self._members: frozenset[str] = frozenset()
-        self._shrink_at: float | None = None
         self._hearsay_until: float | None = None
         self._outcome: Outcome | None = None
         self._care = CoordinatorCare()
@@ -110,26 +96,26 @@ class Supervisor:
     @property
     def target(self) -> int:
         """How many local workers are wanted now."""
-        return self._target
+        return self._staffing.target
 
     @property
     def workers(self) -> tuple[str, ...]:
         """The workers whose processes are taken to run, in the order of their start."""
-        return tuple(self._workers)
+        return tuple(self._staffing.workers)
 
     @property
     def is_settled(self) -> bool:
         """Whether everybody who was started is with the coordinator: nothing is waited for."""
-        everybody = self._workers.values()
+        everybody = self._staffing.workers.values()
         return self._phase is Phase.RUNNING and all(w.joined or w.leaving for w in everybody)
 
     def next_names(self, count: int) -> list[str]:
         """What the next workers will be called."""
-        return [f"worker-{self._count + number}" for number in range(count)]
+        return self._staffing.next_names(count)
 
     def restarts_left(self, now: float) -> int:
         """What is left of the restart budget."""
-        return self._budget.left(now)
+        return self._staffing.budget.left(now)
 
     def begin(self) -> list[Instruction]:
         """Start: the coordinator comes first, the workers as soon as its address is known."""
@@ -144,7 +130,8 @@ class Supervisor:
         if handler is not None:
             handler(self, event, now)
         self._check_deadlines(now)
-        self._reconcile(now)
+        if self._phase is Phase.RUNNING and self._care.is_known:
+            self._out += self._staffing.reconcile(now)
         self._end_if_empty()
         return self._out
 
@@ -153,16 +140,12 @@ class Supervisor:
         return None if self._phase is Phase.ENDED else min(self._deadlines(), default=None)
 
     def _deadlines(self) -> Iterator[float]:
-        yield from self._owed
+        yield from self._staffing.deadlines()
         yield from self._departures.deadlines()
         if self._care.due is not None:
             yield self._care.due
-        if self._shrink_at is not None and self._phase is Phase.RUNNING:
-            yield self._shrink_at
         if self._hearsay_until is not None:
             yield self._hearsay_until
-        for worker in self._workers.values():
-            yield from worker.deadlines()
         hang = self._hangs.deadline()
         if hang is not None and self._phase is Phase.RUNNING:
             yield hang
@@ -174,7 +157,7 @@ class Supervisor:
         self._departures.coordinator_is(True, now)
         if self._care.serves(now):
             # A journal from an earlier launch may ask for another number.
-            self._out.append(SetTarget(self._target))
+            self._out.append(SetTarget(self.target))
 
     def _coordinator_exited(self, event: CoordinatorExited, now: float) -> None:
         said = f": {event.reason}" if event.reason else ""
@@ -190,50 +173,23 @@ class Supervisor:
         self._say(f"{what}; it is started again on its journal, training goes on", Level.WARNING)
 
     def _worker_joined(self, event: WorkerJoined, now: float) -> None:
-        worker = self._workers.get(event.worker)
         self._ever_joined = True
-        if worker is not None:
-            worker.came_back()
-        elif event.worker not in self._names and event.worker not in self._guests:
-            self._guests.add(event.worker)
-            self._say(f"{event.worker} joins from elsewhere", Level.INFO, event.worker)
-            self._ask_for_all()
+        self._out += self._staffing.joined(event.worker)
         self._hangs.moved(now, forward=False)
 
     def _worker_lost(self, event: WorkerLost, now: float) -> None:
-        worker = self._workers.get(event.worker)
-        self._guest_went(event.worker)
-        if worker is not None:
-            worker.was_lost(event.reason, now)
+        self._out += self._staffing.lost(event.worker, event.reason, now)
 
     def _worker_released(self, event: WorkerReleased, now: float) -> None:
-        worker = self._workers.get(event.worker)
-        if self._phase is not Phase.RUNNING or not self._departures.is_news(event.worker):
-            return
-        self._guest_went(event.worker)
-        explained = self._departures.release(event.worker)
-        if worker is not None and not worker.leaving:
-            self._out += worker.retire(now, tell=False)
-        elif not explained:
-            return
-        self._left(event.worker, event.reason, surplus=event.surplus)
-
-    def _left(self, name: str, reason: str, *, surplus: bool = False) -> None:
-        """One fewer is wanted, unless fewer were asked for already, or it was no more than a standby."""
-        told = reason or f"{name} leaves as asked"
-        counts = not surplus and (name in self._members or not self._policy.standbys)
-        if counts and self._surplus() + len(self._owed) < 0:
-            self._target = self._within_limits(self._target - 1)
-            self._ask_for_all()
-            told += f"; {counted(self._target, 'worker')} wanted now"
-        self._say(told, Level.INFO, name)
+        name, reason = event.worker, event.reason
+        self._out += self._staffing.released(name, reason, now, surplus=event.surplus)
 
     def _worker_concluded(self, event: WorkerConcluded, _now: float) -> None:
         self._is_complete = self._is_complete or event.outcome == "complete"
         self._departures.concluded(event.worker, event.outcome)
 
     def _worker_exited(self, event: WorkerExited, now: float) -> None:
-        worker = self._workers.pop(event.worker, None)
+        worker = self._staffing.workers.pop(event.worker, None)
         if worker is None:
             return
         if event.failure is not None:
@@ -241,11 +197,11 @@ class Supervisor:
         if self._phase is not Phase.RUNNING or worker.leaving:
             self._ended_at_the_end(worker, event)
         elif worker.doom is not None:
-            self._failed(worker, worker.doom, None, now)
+            self._failed(worker.name, worker.doom, None, now)
         elif event.code == 0:
             self._departures.exited(worker.name, now, anybody_joined=self._ever_joined)
         else:
-            self._failed(worker, describe_exit(event.code), event.failure, now)
+            self._failed(worker.name, describe_exit(event.code), event.failure, now)
 
     def _ended_at_the_end(self, worker: Hand, event: WorkerExited) -> None:
         """It was to end; how it did may still be the reason of an end that was announced before."""
@@ -266,7 +222,7 @@ class Supervisor:
         self._say(f"{worker.name} {told}", Level.INFO, worker.name, detail)
 
     def _step_committed(self, _event: StepCommitted, now: float) -> None:
-        self._deaths_in_a_row = 0
+        self._staffing.committed()
         self._blame.committed()
         self._ever_joined = True
         self._hangs.moved(now)
@@ -284,30 +240,21 @@ class Supervisor:
 
     def _generation_formed(self, event: GenerationFormed, now: float) -> None:
         self._ever_joined = True
-        self._members = frozenset(event.members)
-        for name in event.members:
-            if name in self._workers:
-                self._workers[name].came_back()
+        self._staffing.formed(event.members)
         self._hangs.moved(now, forward=False)
 
     def _target_changed(self, event: TargetChanged, now: float) -> None:
-        wanted = self._within_limits(event.workers - len(self._guests))
-        if wanted == self._target:
-            return
-        self._say(f"{counted(wanted, 'local worker')} wanted instead of {self._target}", Level.INFO)
-        self._target, self._forfeited = wanted, 0
-        self._shrink_at = now + SHRINK_TIMEOUT
+        self._out += self._staffing.asked_for(event.workers, now)
 
     def _training_finished(self, event: TrainingFinished, now: float) -> None:
         success = Outcome(0, event.reason or "training finished")
         if self._is_news_of_the_end():
             self._is_aborted = False
             self._phase, self._outcome = Phase.DRAINING, success
-            for worker in self._workers.values():
+            for worker in self._staffing.workers.values():
                 worker.await_end(now)
         self._is_finished = True
-        self._owed.clear()
-        self._departures.clear()
+        self._staffing.close()
 
     def _training_aborted(self, event: TrainingAborted, now: float) -> None:
         if self._is_news_of_the_end():
@@ -323,7 +270,7 @@ class Supervisor:
         if self._phase is Phase.STOPPING:
             self._say("stopping now", Level.WARNING)
             self._hearsay_until = None
-            for worker in self._workers.values():
+            for worker in self._staffing.workers.values():
                 self._out += worker.kill()
             return
         self._say(
@@ -336,7 +283,7 @@ class Supervisor:
 
     def _stacks_dumped(self, event: StacksDumped, _now: float) -> None:
         self._hangs.dumped(event.worker, event.text)
-        worker = self._workers.get(event.worker)
+        worker = self._staffing.workers.get(event.worker)
         if worker is not None:
             self._out += worker.dumped(script_stack(event.text))
 
@@ -360,8 +307,8 @@ class Supervisor:
 
     # What follows from it
 
-    def _failed(self, worker: Hand, what: str, failure: UserFailure | None, now: float) -> None:
-        told = f"{worker.name} {what if failure is None else failure.summary}"
+    def _failed(self, name: str, what: str, failure: UserFailure | None, now: float) -> None:
+        told = f"{name} {what if failure is None else failure.summary}"
         if failure is None:
             self._blame.died(told)
         elif failure.is_echo:
@@ -371,85 +318,33 @@ class Supervisor:
             return
         elif (recurs := self._blame.came_before(failure)) or not self._ever_joined:
             # The same exception twice is a bug, not bad luck; one before any training is one too.
-            outcome = Outcome(1, told + (", again" if recurs else ""), worker.name, failure)
+            outcome = Outcome(1, told + (", again" if recurs else ""), name, failure)
             self._stop(outcome, now, graceful=self._ever_joined)
             return
-        self._deaths_in_a_row += 1
-        if self._budget.spend(now):
-            self._owed.append(now + backoff(self._deaths_in_a_row))
-            left = f"{self._budget.left(now)} of {self._budget.limit} restarts left"
+        budget = self._staffing.budget
+        if self._staffing.failed(now):
+            left = f"{budget.left(now)} of {budget.limit} restarts left"
             detail = self._blame.to_show(failure)
-            self._say(f"{told}; it is replaced ({left})", Level.WARNING, worker.name, detail)
+            self._say(f"{told}; it is replaced ({left})", Level.WARNING, name, detail)
             return
-        self._forfeited += 1
-        spent = f"the restart budget is spent ({self._budget.limit} in {self._budget.window:g} s)"
-        if self._reachable() < self._policy.min_workers:
+        told += f"; the restart budget is spent ({budget.limit} in {budget.window:g} s)"
+        if self._staffing.reachable < self._policy.min_workers:
             least = f"fewer than min_workers ({self._policy.min_workers}) are left"
-            self._stop(Outcome(1, f"{told}; {spent} and {least}", worker.name, failure), now)
+            self._stop(Outcome(1, f"{told} and {least}", name, failure), now)
         else:
-            rest = f"going on with {self._reachable()}"
-            detail = self._blame.to_show(failure)
-            self._say(f"{told}; {spent}, {rest}", Level.WARNING, worker.name, detail)
-
-    def _reachable(self) -> int:
-        """How many can train if nobody else fails."""
-        return min(self._target, self._target + self._policy.standbys - self._forfeited)
-
-    def _reconcile(self, now: float) -> None:
-        if self._phase is not Phase.RUNNING or not self._care.is_known:
-            return
-        missing = -self._surplus()
-        del self._owed[max(0, missing) :]
-        self._owed = [at for at in self._owed if at > now]
-        for _ in range(missing - len(self._owed)):
-            self._start(now)
-        if missing >= 0:
-            self._shrink_at = None
-        elif self._shrink_at is not None and now >= self._shrink_at:
-            self._shrink_at = None
-            for worker in self._live()[missing:]:
-                self._out += worker.retire(now)
-
-    def _guest_went(self, name: str) -> None:
-        if name in self._guests:
-            self._guests.discard(name)
-            self._say(f"{name} is gone", Level.INFO, name)
-            self._ask_for_all()
-
-    def _ask_for_all(self) -> None:
-        """Those who joined from elsewhere come on top of the workers that are started here."""
-        if self._phase is Phase.RUNNING:
-            self._out.append(SetTarget(self._policy.clamp(self._target + len(self._guests))))
-
-    def _within_limits(self, local: int) -> int:
-        """The nearest number of local workers that the limits allow beside the guests."""
-        return max(0, self._policy.clamp(local + len(self._guests)) - len(self._guests))
-
-    def _surplus(self) -> int:
-        """How many more run, or may yet be explained, than are wanted."""
-        wanted = max(0, self._target + self._policy.standbys - self._forfeited)
-        return len(self._live()) + len(self._departures) - wanted
-
-    def _start(self, now: float) -> None:
-        worker = Hand(f"worker-{self._count}", self._policy, now)
-        self._count += 1
-        self._names.add(worker.name)
-        self._workers[worker.name] = worker
-        self._out.append(StartWorker(worker.name))
-
-    def _live(self) -> list[Hand]:
-        return [worker for worker in self._workers.values() if not worker.leaving]
+            rest = f"going on with {self._staffing.reachable}"
+            self._say(f"{told}, {rest}", Level.WARNING, name, self._blame.to_show(failure))
 
     def _check_deadlines(self, now: float) -> None:
         if self._care.is_due(now):
             self._out.append(StartCoordinator())
         if self._hearsay_until is not None and now >= self._hearsay_until:
             self._hearsay_until = None
-        for worker in list(self._workers.values()):
+        for worker in list(self._staffing.workers.values()):
             self._out += worker.check(now)
         for name in self._departures.overdue(now):
             if self._departures.left_by_itself(name):
-                self._left(name, f"{name} left")
+                self._out += self._staffing.left(name, f"{name} left")
             else:
                 self._ended_unasked(name, now)
         if self._phase is Phase.RUNNING:
@@ -463,22 +358,19 @@ class Supervisor:
             )
             self._stop(Outcome(1, reason, name), now, graceful=False)
             return
-        ghost = Hand(name, self._policy, now)
-        self._failed(ghost, UNASKED, None, now)
+        self._failed(name, UNASKED, None, now)
 
     def _check_progress(self, now: float) -> None:
-        live = self._workers.values()
-        candidates = [w.name for w in live if w.can_hang and w.name in self._members]
-        for name in self._hangs.overdue(candidates, now):
+        for name in self._hangs.overdue(self._staffing.who_can_hang(), now):
             self._out.append(DumpStacks(name))
         verdict = self._hangs.verdict(now)
         if verdict is None:
             return
         silent = f"no progress for {self._policy.hang_timeout:g} s"
         for name in verdict.hung:
-            if name in self._workers:
+            if name in self._staffing.workers:
                 stack = script_stack(verdict.stacks.get(name, ""))
-                self._out += self._workers[name].fail(f"hangs: {silent}", stack)
+                self._out += self._staffing.workers[name].fail(f"hangs: {silent}", stack)
         if not verdict.hung and verdict.in_a_row == 1:
             self._say(f"{silent}: every worker waits for the others", Level.WARNING)
             for name, text in sorted(verdict.stacks.items()):
@@ -489,22 +381,21 @@ class Supervisor:
 
     def _stop_starting(self, outcome: Outcome) -> None:
         self._phase, self._outcome = Phase.STOPPING, outcome
-        self._owed.clear()
-        self._departures.clear()
+        self._staffing.close()
 
     def _stop(self, outcome: Outcome, now: float, *, graceful: bool = True) -> None:
         self._stop_starting(outcome)
-        for worker in self._workers.values():
+        for worker in self._staffing.workers.values():
             self._out += worker.stop(now) if graceful else worker.kill()
 
     def _let_end(self, outcome: Outcome, now: float) -> None:
         """The run is over and the workers know; they end by themselves."""
         self._stop_starting(outcome)
-        for worker in self._workers.values():
+        for worker in self._staffing.workers.values():
             worker.await_end(now)
 
     def _end_if_empty(self) -> None:
-        over = self._phase in (Phase.STOPPING, Phase.DRAINING) and not self._workers
+        over = self._phase in (Phase.STOPPING, Phase.DRAINING) and not self._staffing.workers
         if over and self._outcome is not None and self._hearsay_until is None:
             self._phase = Phase.ENDED
             if self._outcome.code >= 128 and self._is_finished and self._is_complete:

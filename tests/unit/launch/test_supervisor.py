@@ -41,7 +41,8 @@ from tensorforge.launch.instructions import (
 )
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.stacks import is_waiting_for_peers, script_stack
-from tensorforge.launch.supervisor import HEARSAY_TIMEOUT, SHRINK_TIMEOUT, Supervisor
+from tensorforge.launch.staffing import SHRINK_TIMEOUT
+from tensorforge.launch.supervisor import HEARSAY_TIMEOUT, Supervisor
 from tensorforge.testing.clock import ManualClock
 
 
