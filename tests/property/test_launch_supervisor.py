@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tensorforge.launch.ending import Phase
 from tensorforge.launch.events import (
     CoordinatorExited,
     CoordinatorStarted,
@@ -35,7 +36,7 @@ from tensorforge.launch.instructions import (
 )
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.staffing import SHRINK_TIMEOUT
-from tensorforge.launch.supervisor import Phase, Supervisor
+from tensorforge.launch.supervisor import Supervisor
 
 SOAK = bool(os.environ.get("TENSORFORGE_SOAK"))
 

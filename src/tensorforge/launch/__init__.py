@@ -3,7 +3,7 @@
     settings.py policy.py       what is launched, and how it is supervised
     events.py instructions.py   what happens, and what is to be done about it
     supervisor.py               the decisions between the two
-      staffing.py  hand.py  budget.py  departures.py  blame.py
+      staffing.py  ending.py  hand.py  budget.py  departures.py  blame.py
       coordinator_care.py  exits.py  hangs.py  stacks.py
     observe.py runlogs.py       where events come from: the coordinator, the workers' own logs
     view.py render.py           what is known about the run, and how it looks

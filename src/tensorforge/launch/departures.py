@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+UNASKED = "ended (code 0) before the training was complete"
 EXPLANATION_TIMEOUT = 15.0
 """Seconds for the coordinator to tell why a worker ended with code 0."""
 NOBODY_JOINED_TIMEOUT = 3.0

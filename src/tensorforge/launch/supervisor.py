@@ -2,23 +2,17 @@
 
 The supervisor reads no clock and touches no process: `handle(event, now)` returns what the shell has to
 do, and `deadline()` says when it wants to be woken with a `Tick` at the latest.
-
-    RUNNING    keep as many workers as are asked for, within the restart budget
-    DRAINING   training is complete; the workers end by themselves
-    STOPPING   workers were asked to leave (or killed); whoever stays too long is killed
-    ENDED      the outcome is known and everything is down
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from enum import Enum
-from signal import SIGTERM
 from typing import Any, ClassVar
 
 from tensorforge.launch.blame import Blame
 from tensorforge.launch.coordinator_care import CoordinatorCare
-from tensorforge.launch.departures import Departures
+from tensorforge.launch.departures import UNASKED, Departures
+from tensorforge.launch.ending import Ending, Phase
 from tensorforge.launch.events import (
     CoordinatorExited,
     CoordinatorStarted,
@@ -38,35 +32,19 @@ from tensorforge.launch.events import (
     WorkerReleased,
 )
 from tensorforge.launch.exits import UserFailure, describe_exit
-from tensorforge.launch.hand import Hand
 from tensorforge.launch.hangs import HangWatch
 from tensorforge.launch.instructions import (
     DumpStacks,
-    End,
     Instruction,
     Level,
     Outcome,
     Say,
     SetTarget,
     StartCoordinator,
-    StopCoordinator,
 )
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.stacks import script_stack
 from tensorforge.launch.staffing import Staffing
-
-UNASKED = "ended (code 0) before the training was complete"
-HEARSAY_TIMEOUT = 5.0
-"""Seconds for the coordinator to confirm, or to correct, what a worker's last words say of the run's end."""
-
-
-class Phase(Enum):
-    """Where the launched run stands."""
-
-    RUNNING = "running"
-    DRAINING = "draining"
-    STOPPING = "stopping"
-    ENDED = "ended"
 
 
 class Supervisor:
@@ -74,24 +52,19 @@ class Supervisor:
 
     def __init__(self, policy: SupervisionPolicy) -> None:
         self._policy = policy
-        self._phase = Phase.RUNNING
         self._departures = Departures()
         self._staffing = Staffing(policy, self._departures)
         self._hangs = HangWatch(policy.hang_timeout)
         self._blame = Blame()
+        self._ending = Ending(policy, self._staffing, self._departures, self._blame)
         self._ever_joined = False
-        self._is_finished = False
-        self._is_complete = False
-        self._is_aborted = False
-        self._hearsay_until: float | None = None
-        self._outcome: Outcome | None = None
         self._care = CoordinatorCare()
         self._out: list[Instruction] = []
 
     @property
     def phase(self) -> Phase:
         """Where the run stands."""
-        return self._phase
+        return self._ending.phase
 
     @property
     def target(self) -> int:
@@ -107,7 +80,7 @@ class Supervisor:
     def is_settled(self) -> bool:
         """Whether everybody who was started is with the coordinator: nothing is waited for."""
         everybody = self._staffing.workers.values()
-        return self._phase is Phase.RUNNING and all(w.joined or w.leaving for w in everybody)
+        return self.phase is Phase.RUNNING and all(w.joined or w.leaving for w in everybody)
 
     def next_names(self, count: int) -> list[str]:
         """What the next workers will be called."""
@@ -124,30 +97,29 @@ class Supervisor:
     def handle(self, event: Event, now: float) -> list[Instruction]:
         """Take in what happened and return what to do, in this order."""
         self._out = []
-        if self._phase is Phase.ENDED:
+        if self.phase is Phase.ENDED:
             return []
         handler = self._HANDLERS.get(type(event))
         if handler is not None:
             handler(self, event, now)
         self._check_deadlines(now)
-        if self._phase is Phase.RUNNING and self._care.is_known:
+        if self.phase is Phase.RUNNING and self._care.is_known:
             self._out += self._staffing.reconcile(now)
-        self._end_if_empty()
+        self._out += self._ending.end(now)
         return self._out
 
     def deadline(self) -> float | None:
         """The time at which something is due even if nothing happens."""
-        return None if self._phase is Phase.ENDED else min(self._deadlines(), default=None)
+        return None if self.phase is Phase.ENDED else min(self._deadlines(), default=None)
 
     def _deadlines(self) -> Iterator[float]:
         yield from self._staffing.deadlines()
         yield from self._departures.deadlines()
         if self._care.due is not None:
             yield self._care.due
-        if self._hearsay_until is not None:
-            yield self._hearsay_until
+        yield from self._ending.deadlines()
         hang = self._hangs.deadline()
-        if hang is not None and self._phase is Phase.RUNNING:
+        if hang is not None and self.phase is Phase.RUNNING:
             yield hang
 
     # What happened
@@ -164,11 +136,12 @@ class Supervisor:
         what = f"the coordinator {describe_exit(event.code)}{said}"
         self._departures.coordinator_is(False, now)
         if not self._care.is_known and event.reason:
-            self._stop(Outcome(1, f"the coordinator did not start: {event.reason}"), now)
+            told = f"the coordinator did not start: {event.reason}"
+            self._out += self._ending.stop(Outcome(1, told), now)
             return
         if not self._care.died(now):
             told = f"{what}; it does not stay up"
-            self._stop(Outcome(1, told), now, graceful=self._ever_joined)
+            self._out += self._ending.stop(Outcome(1, told), now, graceful=self._ever_joined)
             return
         self._say(f"{what}; it is started again on its journal, training goes on", Level.WARNING)
 
@@ -185,7 +158,8 @@ class Supervisor:
         self._out += self._staffing.released(name, reason, now, surplus=event.surplus)
 
     def _worker_concluded(self, event: WorkerConcluded, _now: float) -> None:
-        self._is_complete = self._is_complete or event.outcome == "complete"
+        if event.outcome == "complete":
+            self._ending.completed()
         self._departures.concluded(event.worker, event.outcome)
 
     def _worker_exited(self, event: WorkerExited, now: float) -> None:
@@ -194,32 +168,14 @@ class Supervisor:
             return
         if event.failure is not None:
             self._blame.raised(worker.name, event.failure)
-        if self._phase is not Phase.RUNNING or worker.leaving:
-            self._ended_at_the_end(worker, event)
+        if self.phase is not Phase.RUNNING or worker.leaving:
+            self._out += self._ending.exited(worker, event)
         elif worker.doom is not None:
             self._failed(worker.name, worker.doom, None, now)
         elif event.code == 0:
             self._departures.exited(worker.name, now, anybody_joined=self._ever_joined)
         else:
             self._failed(worker.name, describe_exit(event.code), event.failure, now)
-
-    def _ended_at_the_end(self, worker: Hand, event: WorkerExited) -> None:
-        """It was to end; how it did may still be the reason of an end that was announced before."""
-        failure, told, detail = event.failure, describe_exit(event.code), ""
-        if worker.is_killed or event.code == -SIGTERM:
-            told = worker.doom or "was stopped"
-        elif failure is not None and not failure.is_echo:
-            told = failure.summary
-            if not self._blame.will_be_shown(failure, self._outcome):
-                detail = self._blame.to_show(failure)
-        elif (
-            event.code == 0 and self._is_aborted and not self._departures.has_concluded(worker.name)
-        ):
-            told = UNASKED
-            self._blame.died(f"{worker.name} {told}")
-        elif event.code < 0:
-            self._blame.died(f"{worker.name} {told}")
-        self._say(f"{worker.name} {told}", Level.INFO, worker.name, detail)
 
     def _step_committed(self, _event: StepCommitted, now: float) -> None:
         self._staffing.committed()
@@ -247,39 +203,13 @@ class Supervisor:
         self._out += self._staffing.asked_for(event.workers, now)
 
     def _training_finished(self, event: TrainingFinished, now: float) -> None:
-        success = Outcome(0, event.reason or "training finished")
-        if self._is_news_of_the_end():
-            self._is_aborted = False
-            self._phase, self._outcome = Phase.DRAINING, success
-            for worker in self._staffing.workers.values():
-                worker.await_end(now)
-        self._is_finished = True
-        self._staffing.close()
+        self._ending.finished(event.reason, now)
 
     def _training_aborted(self, event: TrainingAborted, now: float) -> None:
-        if self._is_news_of_the_end():
-            self._is_aborted = True
-            self._let_end(Outcome(1, event.reason), now)
-
-    def _is_news_of_the_end(self) -> bool:
-        """Whether nothing but hearsay told of it before; there will be no more hearsay."""
-        was_hearsay, self._hearsay_until = self._hearsay_until is not None, None
-        return was_hearsay or self._phase is Phase.RUNNING
+        self._ending.aborted(event.reason, now)
 
     def _stop_requested(self, event: StopRequested, now: float) -> None:
-        if self._phase is Phase.STOPPING:
-            self._say("stopping now", Level.WARNING)
-            self._hearsay_until = None
-            for worker in self._staffing.workers.values():
-                self._out += worker.kill()
-            return
-        self._say(
-            f"stopping: workers finish their step and leave, at most {self._policy.stop_timeout:g} s; "
-            "interrupt again to stop at once",
-            Level.WARNING,
-        )
-        outcome = self._outcome or Outcome(128 + event.signal, "interrupted before it finished")
-        self._stop(outcome, now, graceful=True)
+        self._out += self._ending.interrupted(event.signal, now)
 
     def _stacks_dumped(self, event: StacksDumped, _now: float) -> None:
         self._hangs.dumped(event.worker, event.text)
@@ -312,14 +242,12 @@ class Supervisor:
         if failure is None:
             self._blame.died(told)
         elif failure.is_echo:
-            # It was told that the run is over; whether it went well the coordinator knows.
-            self._is_aborted, self._hearsay_until = True, now + HEARSAY_TIMEOUT
-            self._let_end(Outcome(1, failure.message), now)
+            self._ending.heard(failure.message, now)
             return
         elif (recurs := self._blame.came_before(failure)) or not self._ever_joined:
             # The same exception twice is a bug, not bad luck; one before any training is one too.
             outcome = Outcome(1, told + (", again" if recurs else ""), name, failure)
-            self._stop(outcome, now, graceful=self._ever_joined)
+            self._out += self._ending.stop(outcome, now, graceful=self._ever_joined)
             return
         budget = self._staffing.budget
         if self._staffing.failed(now):
@@ -330,7 +258,7 @@ class Supervisor:
         told += f"; the restart budget is spent ({budget.limit} in {budget.window:g} s)"
         if self._staffing.reachable < self._policy.min_workers:
             least = f"fewer than min_workers ({self._policy.min_workers}) are left"
-            self._stop(Outcome(1, f"{told} and {least}", name, failure), now)
+            self._out += self._ending.stop(Outcome(1, f"{told} and {least}", name, failure), now)
         else:
             rest = f"going on with {self._staffing.reachable}"
             self._say(f"{told}, {rest}", Level.WARNING, name, self._blame.to_show(failure))
@@ -338,8 +266,6 @@ class Supervisor:
     def _check_deadlines(self, now: float) -> None:
         if self._care.is_due(now):
             self._out.append(StartCoordinator())
-        if self._hearsay_until is not None and now >= self._hearsay_until:
-            self._hearsay_until = None
         for worker in list(self._staffing.workers.values()):
             self._out += worker.check(now)
         for name in self._departures.overdue(now):
@@ -347,7 +273,7 @@ class Supervisor:
                 self._out += self._staffing.left(name, f"{name} left")
             else:
                 self._ended_unasked(name, now)
-        if self._phase is Phase.RUNNING:
+        if self.phase is Phase.RUNNING:
             self._check_progress(now)
 
     def _ended_unasked(self, name: str, now: float) -> None:
@@ -356,7 +282,7 @@ class Supervisor:
                 f"{name} ended without training: the script must open a run of tensorforge.train "
                 "and step through it"
             )
-            self._stop(Outcome(1, reason, name), now, graceful=False)
+            self._out += self._ending.stop(Outcome(1, reason, name), now, graceful=False)
             return
         self._failed(name, UNASKED, None, now)
 
@@ -377,32 +303,7 @@ class Supervisor:
                 self._say(f"where {name} waits", Level.INFO, name, script_stack(text))
         elif not verdict.hung:
             reason = f"{silent}, twice in a row, and every worker waits for the others"
-            self._stop(Outcome(1, reason), now)
-
-    def _stop_starting(self, outcome: Outcome) -> None:
-        self._phase, self._outcome = Phase.STOPPING, outcome
-        self._staffing.close()
-
-    def _stop(self, outcome: Outcome, now: float, *, graceful: bool = True) -> None:
-        self._stop_starting(outcome)
-        for worker in self._staffing.workers.values():
-            self._out += worker.stop(now) if graceful else worker.kill()
-
-    def _let_end(self, outcome: Outcome, now: float) -> None:
-        """The run is over and the workers know; they end by themselves."""
-        self._stop_starting(outcome)
-        for worker in self._staffing.workers.values():
-            worker.await_end(now)
-
-    def _end_if_empty(self) -> None:
-        over = self._phase in (Phase.STOPPING, Phase.DRAINING) and not self._staffing.workers
-        if over and self._outcome is not None and self._hearsay_until is None:
-            self._phase = Phase.ENDED
-            if self._outcome.code >= 128 and self._is_finished and self._is_complete:
-                self._outcome = Outcome(0, "training finished while it was being stopped")
-            if self._outcome.code == 1:
-                self._outcome = self._blame.explain(self._outcome, in_full=self._is_aborted)
-            self._out += [StopCoordinator(), End(self._outcome)]
+            self._out += self._ending.stop(Outcome(1, reason), now)
 
     def _say(self, text: str, level: Level, worker: str | None = None, detail: str = "") -> None:
         self._out.append(Say(text, level, worker, detail))

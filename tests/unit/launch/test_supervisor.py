@@ -7,6 +7,7 @@ import tensorforge
 from tensorforge.launch import stacks
 from tensorforge.launch.coordinator_care import ATTEMPTS
 from tensorforge.launch.departures import EXPLANATION_TIMEOUT, NOBODY_JOINED_TIMEOUT
+from tensorforge.launch.ending import HEARSAY_TIMEOUT
 from tensorforge.launch.events import (
     CoordinatorExited,
     CoordinatorStarted,
@@ -42,7 +43,7 @@ from tensorforge.launch.instructions import (
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.stacks import is_waiting_for_peers, script_stack
 from tensorforge.launch.staffing import SHRINK_TIMEOUT
-from tensorforge.launch.supervisor import HEARSAY_TIMEOUT, Supervisor
+from tensorforge.launch.supervisor import Supervisor
 from tensorforge.testing.clock import ManualClock
 
 
