@@ -16,6 +16,7 @@ import struct
 from typing import Any
 
 import torch
+import torch._utils
 
 _HEADER = struct.Struct("<QI")
 _ALIGNMENT = 64
@@ -56,6 +57,8 @@ def receive(end: socket.socket) -> Any:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
+        # torch remembers each sparse tensor that it unpickles, for ever unless this is called.
+        torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]  # noqa: SLF001
 
 
 def _receive_exactly(end: socket.socket, size: int) -> bytes:
@@ -97,32 +100,25 @@ class _Pickler(pickle.Pickler):
     """Leaves the bytes of plain CPU tensors to the buffers, as numpy's arrays do by themselves."""
 
     def reducer_override(self, thing: Any) -> Any:
-        if type(thing) is not torch.Tensor:
+        if type(thing) is not torch.Tensor or not _is_plain(thing):
             return NotImplemented
-        if thing.layout is torch.sparse_coo and not thing.requires_grad:
-            # torch's own unpickling would keep such tensors for ever.
-            whole = thing.coalesce()
-            return _sparse, (whole.indices(), whole.values(), whole.shape)
-        if not _is_plain(thing):
-            return NotImplemented
-        raw = thing.contiguous().flatten().view(torch.uint8).numpy()
-        return _tensor, (pickle.PickleBuffer(raw.data), thing.dtype, thing.shape)
+        # Sums depend on the order in memory: the gaps travel, too, so that the strides stay.
+        last = sum((n - 1) * stride for n, stride in zip(thing.shape, thing.stride(), strict=True))
+        raw = thing.as_strided((last + 1,), (1,)).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(raw.data), thing.dtype, thing.shape, thing.stride())
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     return (
         tensor.layout is torch.strided
         and tensor.device.type == "cpu"
+        and not tensor.is_nested
         and tensor.numel() > 0
         and not (tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg())
     )
 
 
-def _tensor(raw: memoryview, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
-    return torch.frombuffer(raw, dtype=dtype).reshape(shape)
-
-
-def _sparse(indices: torch.Tensor, values: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    return torch.sparse_coo_tensor(
-        indices, values, shape, is_coalesced=True, check_invariants=False
-    )
+def _tensor(
+    raw: memoryview, dtype: torch.dtype, shape: torch.Size, stride: tuple[int, ...]
+) -> torch.Tensor:
+    return torch.frombuffer(raw, dtype=dtype).as_strided(shape, stride)

@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -80,6 +81,53 @@ def test_tensors_of_every_kind_arrive(tensor):
     arrived = through(tensor)
     assert torch.equal(arrived.to_dense(), tensor.to_dense())
     assert (arrived.requires_grad, type(arrived)) == (tensor.requires_grad, type(tensor))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.rand(2, 5, 6, 3).permute(0, 3, 1, 2),
+        torch.rand(2, 3, 5, 6).contiguous(memory_format=torch.channels_last),
+        torch.rand(4, 9)[:, 1:],
+        torch.rand(9)[::3],
+        torch.rand(3, 1).expand(3, 4),
+    ],
+    ids=["permuted", "channels last", "cut", "strided", "expanded"],
+)
+def test_tensors_lie_in_memory_as_they_did(tensor):
+    arrived = through(tensor)
+    assert torch.equal(arrived, tensor)
+    assert arrived.stride() == tensor.stride()
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: torch.sparse_coo_tensor([[0, 0]], [1.0, 2.0], (3,)),
+        lambda: torch.eye(3).to_sparse(),
+        lambda: torch.eye(3).to_sparse_csr(),
+        lambda: torch.eye(3).to_sparse_csc(),
+    ],
+    ids=["with repeated entries", "coordinates", "rows", "columns"],
+)
+def test_sparse_tensors_arrive_as_they_were_and_are_not_remembered(make):
+    tensor = make()
+    arrived = through(tensor)
+    assert arrived.layout is tensor.layout
+    assert torch.equal(arrived.to_dense(), tensor.to_dense())
+    if tensor.layout is torch.sparse_coo:
+        assert arrived.is_coalesced() == tensor.is_coalesced()
+    gone = weakref.ref(arrived)
+    del arrived
+    assert gone() is None
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_arrives():
+    parts = [torch.rand(2, 3), torch.rand(4, 3)]
+    arrived = through(torch.nested.nested_tensor(parts))
+    assert all(map(torch.equal, arrived.unbind(), parts))
 
 
 def test_arrays_of_numpy_arrive_and_what_arrives_can_be_written_to():
