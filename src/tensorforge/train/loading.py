@@ -46,7 +46,7 @@ def fetch(dataset: Any, samples: Iterable[int], collate: Collate | None) -> Any:
 
 
 def _is_plain(dataset: Any, collate: Collate | None) -> bool:
-    return collate is None and isinstance(dataset, TensorDataset)
+    return collate is None and type(dataset) is TensorDataset
 
 
 class Piece(NamedTuple):

@@ -50,6 +50,18 @@ def test_every_sample_of_an_epoch_comes_exactly_once():
     assert run.outcome == "complete"
 
 
+def test_a_class_of_ones_own_made_from_tensors_gives_its_own_samples():
+    class Doubled(TensorDataset):
+        def __getitem__(self, index):
+            x, y = super().__getitem__(index)
+            return x * 2, y
+
+    x, y = dataset().tensors
+    go(doubled := make(data=Doubled(x, y)), total=3)
+    go(expected := make(data=TensorDataset(x * 2, y)), total=3)
+    assert doubled.digest() == expected.digest()
+
+
 def test_the_gradient_is_that_of_the_mean_over_the_whole_step():
     torch.manual_seed(0)
     model, data = nn.Linear(4, 2), dataset(10)
