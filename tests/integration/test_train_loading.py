@@ -30,6 +30,27 @@ def test_who_loads_a_batch_does_not_change_what_is_random_in_it(inline, workers,
     assert train_noisily(num_workers=workers, prefetch_factor=ahead) == inline
 
 
+class Threads(Noisy):
+    """Tells how many threads torch has for a sample: its sums depend on it."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x * torch.get_num_threads(), y
+
+
+def test_torch_has_one_thread_for_samples_wherever_they_are_loaded():
+    def digest(workers):
+        run = make_run("mlp", dataset=Threads(data("mlp")), loading=Loading(num_workers=workers))
+        torch.set_num_threads(2)
+        try:
+            return train(run, 3), torch.get_num_threads()
+        finally:
+            torch.set_num_threads(1)
+
+    assert digest(0) == digest(1)
+    assert digest(0)[1] == 2
+
+
 def test_a_dataset_that_can_be_pickled_may_go_to_processes_that_are_spawned():
     spawned = Loading(num_workers=1, multiprocessing_context="spawn")
     assert train(make_run("mlp", loading=spawned), 3) == train(make_run("mlp"), 3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -70,7 +71,8 @@ class BatchSource:
     """Loads a piece when it is asked for.
 
     What is random in the dataset or the collate function has a stream per piece. It depends on the seed and
-    the positions alone, so it does not matter where a piece is loaded, or how often.
+    the positions alone, and torch computes in one thread, so it does not matter where a piece is loaded, or how
+    often.
     """
 
     def __init__(self, dataset: Any, config: RunConfig, collate: Collate | None) -> None:
@@ -87,7 +89,7 @@ class BatchSource:
         samples = self._order.take(piece.start, piece.stop)
         if _is_plain(self._dataset, self._collate):
             return fetch(self._dataset, samples, None)  # nothing is random in it
-        with own_random_state():
+        with own_random_state(), _one_thread():
             seed_everything(
                 stream_seed(self._config.seed, piece.epoch, piece.start, purpose="data")
             )
@@ -95,3 +97,14 @@ class BatchSource:
 
     def close(self) -> None:
         """Nothing to do: it holds nothing."""
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """As many as a loading process has: sums depend on it."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
