@@ -66,6 +66,13 @@ def test_as_long_as_nothing_changes_every_batch_is_the_one_that_was_loaded(monke
     assert len(plans) == 1
 
 
+def test_as_much_as_possible_may_be_asked_for_before_anything_is_taken():
+    run = make_run(
+        "mlp", dataset=Noisy(data("mlp")), loading=Loading(num_workers=1, prefetch_factor=64)
+    )
+    assert train(run, 2) == train(make_run("mlp", dataset=Noisy(data("mlp"))), 2)
+
+
 def test_the_callers_random_streams_stay_where_they_are():
     def look():
         return torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()[1].tolist()
@@ -171,6 +178,7 @@ def test_each_process_is_prepared_and_told_its_number(tmp_path):
         {"num_workers": True},
         {"prefetch_factor": 0},
         {"prefetch_factor": 1.5},
+        {"prefetch_factor": 65},
         {"multiprocessing_context": "threads"},
     ],
 )

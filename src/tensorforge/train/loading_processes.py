@@ -30,6 +30,8 @@ from tensorforge.train.loading import BatchSource, Piece
 _PR_SET_PDEATHSIG = 1
 _PATIENCE_SECONDS = 2.0
 _REQUEST = struct.Struct("<3q")
+_MOST_AHEAD = 64
+"""Requests that a socket surely takes while nobody reads them; one that blocked would never end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,10 @@ class Loading:
             value = getattr(self, field)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigurationError(field, value, f"must be a whole number, at least {least}")
+        if self.prefetch_factor > _MOST_AHEAD:
+            raise ConfigurationError(
+                "prefetch_factor", self.prefetch_factor, f"must be at most {_MOST_AHEAD}"
+            )
         known = multiprocessing.get_all_start_methods()
         if self.multiprocessing_context not in known:
             raise ConfigurationError(
