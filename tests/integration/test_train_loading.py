@@ -3,6 +3,7 @@
 import multiprocessing
 import random
 import signal
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,8 +12,10 @@ from tests.integration.train_cases import Noisy, data, make_run, train
 from torch.nn import functional as F  # noqa: N812
 
 from tensorforge.errors import ConfigurationError, UnavailableError
-from tensorforge.train import Loading
+from tensorforge.train import Loading, RunConfig, loading_processes
 from tensorforge.train.engine import StepEngine
+from tensorforge.train.loading import BatchSource, Piece
+from tensorforge.train.loading_processes import LoadingProcesses
 
 
 def train_noisily(total=16, **loading):
@@ -161,6 +164,48 @@ def test_a_process_that_is_stuck_does_not_hold_the_end_up():
 
     ahead = Loading(num_workers=1, prefetch_factor=40)
     train(make_run("mlp", dataset=Stuck(data("mlp")), loading=ahead), 1)
+
+
+def test_processes_that_are_stuck_are_waited_for_together(monkeypatch):
+    class Stuck(Noisy):
+        def __getitem__(self, index):
+            if multiprocessing.current_process().name != "MainProcess":
+                signal.pause()
+            return super().__getitem__(index)
+
+    waits = []
+    join = multiprocessing.process.BaseProcess.join
+
+    def note(process, timeout=None):
+        if timeout is not None:
+            waits.append(timeout)
+        join(process, timeout)
+
+    monkeypatch.setattr(multiprocessing.process.BaseProcess, "join", note)
+    monkeypatch.setattr(loading_processes, "_PATIENCE_SECONDS", 0.5)
+    source = BatchSource(Stuck(data("mlp")), RunConfig(batch_size=30), None)
+    processes = LoadingProcesses(source, Loading(num_workers=3), lambda first: iter([first] * 3))
+    processes._plan = iter([Piece(0, 0, 1)] * 3)
+    processes._ask()
+    processes.close()
+    assert len(waits) == 3
+    assert waits[1:] == [0, 0]
+
+
+def test_no_process_holds_the_connection_of_another():
+    def connections(pid):
+        names = [str(link.readlink()) for link in Path(f"/proc/{pid}/fd").iterdir()]
+        return {name for name in names if name.startswith("socket:")}
+
+    source = BatchSource(Noisy(data("mlp")), RunConfig(batch_size=30), None)
+    processes = LoadingProcesses(source, Loading(num_workers=3), lambda first: iter([first] * 3))
+    try:
+        for _ in range(3):  # then all of them are idle
+            processes.load(Piece(0, 0, 1))
+        held = [connections(child.pid) for child in multiprocessing.active_children()]
+        assert [len(one - set.intersection(*held)) for one in held] == [1, 1, 1]
+    finally:
+        processes.close()
 
 
 def test_each_process_is_prepared_and_told_its_number(tmp_path):

@@ -15,6 +15,7 @@ import signal
 import socket
 import struct
 import sys
+import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -79,9 +80,9 @@ class LoadingProcesses:
         self._upcoming = upcoming
         self._plan: Iterator[Piece] = iter(())
         self._asked: deque[tuple[Piece, _Process]] = deque()
-        self._processes = [
-            _Process(source, loading, number) for number in range(loading.num_workers)
-        ]
+        self._processes: list[_Process] = []
+        for number in range(loading.num_workers):
+            self._processes.append(_Process(source, loading, number, self._processes))
         self._idle = self._processes * loading.prefetch_factor
 
     def load(self, piece: Piece) -> Any:
@@ -110,17 +111,22 @@ class LoadingProcesses:
         """End the processes. Doing it again changes nothing."""
         for process in self._processes:
             process.hang_up()
+        deadline = time.monotonic() + _PATIENCE_SECONDS
         for process in self._processes:
-            process.end()
+            process.end(deadline)
         self._processes, self._idle = [], []
         self._asked.clear()
 
 
 class _Process:
-    def __init__(self, source: BatchSource, loading: Loading, number: int) -> None:
+    def __init__(
+        self, source: BatchSource, loading: Loading, number: int, older: list[_Process]
+    ) -> None:
         context: Any = multiprocessing.get_context(loading.multiprocessing_context)
-        self._ours, theirs = socket.socketpair()
-        inherited = self._ours if loading.multiprocessing_context == "fork" else None
+        self.ours, theirs = socket.socketpair()
+        inherited = []
+        if loading.multiprocessing_context == "fork":
+            inherited = [self.ours, *(process.ours for process in older)]
         self._process = context.Process(
             target=_serve,
             args=(theirs, inherited, os.getpid(), source, loading.worker_init_fn, number),
@@ -132,13 +138,13 @@ class _Process:
 
     def ask(self, piece: Piece) -> None:
         try:
-            self._ours.sendall(_REQUEST.pack(*piece))
+            self.ours.sendall(_REQUEST.pack(*piece))
         except OSError as error:
             raise self._death() from error
 
     def answer(self) -> Any:
         try:
-            return batch_pipe.receive(self._ours)
+            return batch_pipe.receive(self.ours)
         except (EOFError, OSError) as error:
             raise self._death() from error
 
@@ -151,10 +157,10 @@ class _Process:
         return UnavailableError(f"{self._process.name} (pid {self._process.pid}) {how}")
 
     def hang_up(self) -> None:
-        self._ours.close()
+        self.ours.close()
 
-    def end(self) -> None:
-        self._process.join(_PATIENCE_SECONDS)
+    def end(self, deadline: float) -> None:
+        self._process.join(max(0.0, deadline - time.monotonic()))
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
@@ -163,15 +169,15 @@ class _Process:
 
 def _serve(
     end: socket.socket,
-    inherited: socket.socket | None,
+    inherited: list[socket.socket],
     parent: int,
     source: BatchSource,
     begin: Callable[[int], None] | None,
     number: int,
 ) -> None:
     """What a process does until the other end is closed, or its parent is killed."""
-    if inherited is not None:
-        inherited.close()
+    for one in inherited:  # else the older processes would not see when they are closed
+        one.close()
     # Signals are the training process's business.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR2, signal.SIG_IGN)
