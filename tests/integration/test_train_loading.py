@@ -1,8 +1,11 @@
 """Batches that processes load ahead: the same numbers, the right errors, and nothing left behind."""
 
 import multiprocessing
+import os
 import random
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -124,6 +127,34 @@ def test_a_process_that_dies_is_named():
         with pytest.raises(UnavailableError, match=r"loading-1 \(pid \d+\) was killed by SIGKILL"):
             for x, y in step.batches():
                 step.backward(F.cross_entropy(run.model(x), y))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
+def test_a_signal_to_the_whole_group_is_the_training_process_s_business(inline, number):
+    with make_run(
+        "mlp", dataset=Noisy(data("mlp")), loading=Loading(num_workers=2), accumulation=2
+    ) as run:
+        for step in run.steps(total=16):
+            for x, y in step.batches():
+                if step.number == 1:
+                    for child in multiprocessing.active_children():
+                        os.kill(child.pid, number)
+                step.backward(F.cross_entropy(run.model(x), y))
+            step.commit()
+    assert run.digest() == inline[0]
+
+
+def test_a_script_that_forgets_to_close_its_run_ends():
+    script = """if True:
+        from tests.integration.train_cases import make_run
+        from tensorforge.train import Loading
+        run = make_run("mlp", loading=Loading(num_workers=2))
+        steps = run.steps(total=50)
+        batch = next(next(steps).batches())
+        print("one batch")
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=120)
+    assert (done.stdout, done.returncode) == (b"one batch\n", 0), done.stderr.decode()
 
 
 class TalkingBackError(Exception):

@@ -7,6 +7,7 @@ of its own, so one that dies is noticed at once and harms no other.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import multiprocessing
 import os
@@ -17,6 +18,7 @@ import struct
 import sys
 import time
 import traceback
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -84,6 +86,8 @@ class LoadingProcesses:
         for number in range(loading.num_workers):
             self._processes.append(_Process(source, loading, number, self._processes))
         self._idle = self._processes * loading.prefetch_factor
+        # Before multiprocessing waits for them.
+        atexit.register(_close, weakref.ref(self), os.getpid())
 
     def load(self, piece: Piece) -> Any:
         """The batch. An error of the dataset is raised as it is, a dead process as `UnavailableError`."""
@@ -116,6 +120,11 @@ class LoadingProcesses:
             process.end(deadline)
         self._processes, self._idle = [], []
         self._asked.clear()
+
+
+def _close(processes: weakref.ref[LoadingProcesses], owner: int) -> None:
+    if (found := processes()) is not None and os.getpid() == owner:
+        found.close()
 
 
 class _Process:
@@ -178,9 +187,10 @@ def _serve(
     """What a process does until the other end is closed, or its parent is killed."""
     for one in inherited:  # else the older processes would not see when they are closed
         one.close()
-    # Signals are the training process's business.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+    # Signals that go to a whole group are the training process's business. They are not ignored, because
+    # programs that the dataset starts would ignore them, too.
+    for number_of_signal in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number_of_signal, _do_nothing)
     if os.getppid() == parent and sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
@@ -191,6 +201,10 @@ def _serve(
             _answer(end, source, Piece(*_REQUEST.unpack(request)))
     except (BrokenPipeError, ConnectionResetError):
         return
+
+
+def _do_nothing(_signal: int, _frame: object) -> None:
+    pass
 
 
 def _answer(end: socket.socket, source: BatchSource, piece: Piece) -> None:
