@@ -120,13 +120,17 @@ def test_an_error_in_a_batch_that_nobody_wants_is_not_raised():
 
 
 def test_a_process_that_dies_is_named():
-    with make_run("mlp", loading=Loading(num_workers=2)) as run:
-        step = next(iter(run.steps(total=50)))
-        victim = next(c for c in multiprocessing.active_children() if c.name == "loading-1")
-        victim.kill()
-        with pytest.raises(UnavailableError, match=r"loading-1 \(pid \d+\) was killed by SIGKILL"):
+    with (
+        pytest.raises(UnavailableError, match=r"loading-1 \(pid \d+\) was killed by SIGKILL"),
+        make_run("mlp", loading=Loading(num_workers=2)) as run,
+    ):
+        for step in run.steps(total=50):  # what it has sent already is still taken
             for x, y in step.batches():
+                for child in multiprocessing.active_children():
+                    if child.name == "loading-1":
+                        child.kill()
                 step.backward(F.cross_entropy(run.model(x), y))
+            step.commit()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR2])
