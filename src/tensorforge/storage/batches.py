@@ -79,7 +79,13 @@ class Batch:
         if self._lost:
             raise UnavailableError("the database gave up the transaction of several changes")
         if self._transaction is not None:
-            self._transaction.commit()
+            driver: Any = self._transaction.connection.connection.driver_connection
+            try:
+                self._transaction.commit()
+            except BaseException:
+                # SQLite may leave it open, and SQLAlchemy takes it for ended.
+                driver.rollback()
+                raise
 
     def close(self) -> None:
         """Undo what was not committed, and let others write. Another change begins anew."""

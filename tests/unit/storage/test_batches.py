@@ -142,6 +142,17 @@ def test_a_batch_whose_transaction_was_lost_tells_everybody(sqlite):
     assert names(sqlite) == ["c"]
 
 
+def test_after_a_commit_that_was_refused_the_next_batch_begins_anew(sqlite):
+    nobody = "CREATE TABLE facts (of TEXT REFERENCES names DEFERRABLE INITIALLY DEFERRED)"
+    with sqlite.write() as connection:
+        connection.exec_driver_sql(nobody)
+    with pytest.raises(sa.exc.IntegrityError), sqlite.batch(), sqlite.write() as connection:
+        connection.exec_driver_sql("INSERT INTO facts VALUES ('nobody')")
+    with sqlite.batch():
+        add(sqlite, "a")
+    assert names(sqlite) == ["a"]
+
+
 def test_in_memory_each_change_stands_alone():
     with Database(IN_MEMORY) as database:
         database.create(SCHEMA)
