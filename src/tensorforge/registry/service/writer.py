@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import queue
 import threading
 from collections.abc import Callable
@@ -57,7 +58,10 @@ class Writer:
                 raise ClosedError("the service is closing and takes no more changes")
             self._waiting.put(change)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="registry-writer")
+                # A daemon: whoever is not closed must not keep the interpreter from ending.
+                self._thread = threading.Thread(
+                    target=self._serve, name="registry-writer", daemon=True
+                )
                 self._thread.start()
         return await change.done
 
@@ -106,7 +110,8 @@ def _answer(made: list[tuple[_Change, Any, BaseException | None]]) -> None:
     """Wake each event loop once, however many of its changes were made."""
     for loop in {change.loop for change, _, _ in made}:
         mine = [each for each in made if each[0].loop is loop]
-        loop.call_soon_threadsafe(_settle, mine)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+            loop.call_soon_threadsafe(_settle, mine)
 
 
 def _settle(made: list[tuple[_Change, Any, BaseException | None]]) -> None:

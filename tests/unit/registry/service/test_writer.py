@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -148,6 +150,37 @@ def test_whoever_does_not_wait_any_more_leaves_the_others_their_answers(file_reg
 
     assert asyncio.run(give_up()).model_id == "b"
     assert file_registry.model_count() == 2
+
+
+def test_a_loop_that_ended_meanwhile_leaves_the_others_their_answers(file_registry, writer):
+    began, go = threading.Event(), threading.Event()
+
+    def slow():
+        began.set()
+        assert go.wait(30)
+
+    async def leave_at_once():
+        slowly = asyncio.ensure_future(writer.run(slow))
+        await asyncio.to_thread(began.wait, 30)
+        slowly.cancel()
+
+    asyncio.run(leave_at_once())
+    go.set()
+    for name in "ab":  # the first may still share the commit
+        assert asyncio.run(writer.run(file_registry.create_model, name)).model_id == name
+
+
+def test_a_writer_that_nobody_closed_does_not_keep_the_interpreter_from_ending(tmp_path):
+    script = """if True:
+        import asyncio, sys
+        from tensorforge.registry import ModelRegistry
+        from tensorforge.registry.service.writer import Writer
+        registry = ModelRegistry(sys.argv[1])
+        print(asyncio.run(Writer(registry.database).run(registry.create_model, "a")).model_id)
+    """
+    command = [sys.executable, "-c", script, str(tmp_path / "registry.db")]
+    done = subprocess.run(command, capture_output=True, timeout=120)
+    assert (done.stdout, done.returncode) == (b"a\n", 0), done.stderr.decode()
 
 
 def test_a_closed_writer_takes_nothing_more(file_registry):
