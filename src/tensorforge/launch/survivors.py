@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import psutil
 
 from tensorforge.elastic.access import is_loopback
@@ -20,7 +22,9 @@ def is_gone(seat: Seat, host: str) -> bool:
         process = psutil.Process(int(seat.pid))
         if process.status() == psutil.STATUS_ZOMBIE:
             return True
-        return process.environ().get("TENSORFORGE_WORKER_ID") != seat.worker.id
+        # Whoever is given no name takes this one: see `ElasticMembership.from_environment`.
+        unnamed = f"{socket.gethostname()}-{seat.pid}"
+        return process.environ().get("TENSORFORGE_WORKER_ID", unnamed) != seat.worker.id
     except psutil.NoSuchProcess:
         return True
     except (psutil.AccessDenied, OSError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -31,6 +32,12 @@ def living():
 
 def test_a_worker_that_lives_is_not_gone(living):
     assert not is_gone(seat(living.pid), "127.0.0.1")
+
+
+def test_a_worker_that_was_given_no_name_is_not_gone_while_it_lives():
+    name = f"{socket.gethostname()}-{os.getpid()}"
+    assert not is_gone(seat(os.getpid(), name=name), "127.0.0.1")
+    assert is_gone(seat(os.getpid()), "127.0.0.1")
 
 
 def test_a_number_that_another_process_has_now_means_that_the_worker_is_gone(living):
