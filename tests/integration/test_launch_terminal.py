@@ -93,3 +93,15 @@ def test_a_run_whose_standard_streams_are_closed_trains_in_silence(tmp_path):
     command = 'exec "$@" <&- >&- 2>&-'
     subprocess.run(["sh", "-c", command, "sh", *toy_run(tmp_path, steps=5)], check=True)
     assert outcome(tmp_path) == "complete"
+
+
+def test_what_the_encoding_of_the_output_lacks_is_escaped(tmp_path):
+    script = tmp_path / "printing.py"
+    printing = "import os, runpy; os.write(1, b'\\xe6\\xbc\\xa2\\n')"
+    script.write_text(f"{printing}; runpy.run_path({TOY!r}, run_name='__main__')")
+    command = toy_run(tmp_path / "run", steps=2)
+    command[command.index(TOY)] = str(script)
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=120)
+    assert done.returncode == 0, done.stderr.decode()
+    assert rb"[worker-0] \u6f22" in done.stdout

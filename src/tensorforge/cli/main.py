@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import pkgutil
@@ -80,10 +81,18 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  stays open
 
 
+def _escape_what_cannot_be_shown() -> None:
+    """A worker may print what the terminal's encoding lacks: no reason to end the run."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="backslashreplace")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line. A `TensorForgeError` is a message and exit code 1, not a traceback."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     _open_closed_streams()
+    _escape_what_cannot_be_shown()
     try:
         app(words)
     except TensorForgeError as error:
