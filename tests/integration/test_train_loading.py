@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tensorforge.train import Loading, RunConfig, loading_processes
 from tensorforge.train.engine import StepEngine
 from tensorforge.train.loading import BatchSource, Piece
 from tensorforge.train.loading_processes import LoadingProcesses
+from tensorforge.train.work import Share
 
 
 def train_noisily(total=16, **loading):
@@ -77,6 +79,14 @@ def test_as_much_as_possible_may_be_asked_for_before_anything_is_taken():
         "mlp", dataset=Noisy(data("mlp")), loading=Loading(num_workers=1, prefetch_factor=64)
     )
     assert train(run, 2) == train(make_run("mlp", dataset=Noisy(data("mlp"))), 2)
+
+
+def test_a_worker_whose_own_shards_are_empty_loads_what_it_computes_for_another():
+    run = make_run("mlp", dataset=data("mlp", 2), shards=4, batch_size=2)
+    engine = run._engine
+    engine._session = SimpleNamespace(rank=1, world_size=2)
+    engine._shares = (Share((), ()), Share((), (0,)))
+    assert list(engine.upcoming(Piece(0, 0, 1))) == [Piece(0, 0, 1)]
 
 
 def test_the_callers_random_streams_stay_where_they_are():

@@ -86,7 +86,8 @@ class StepEngine:
 
         now = list(mine(self._shares[rank].compute))
         yield from now[now.index(first) :] if first in now else (first,)
-        always = self._divided([()] * workers)[rank].compute
+        partition = self._state.ledger.partition
+        always = [s for s in self._divided([()] * workers)[rank].compute if partition[s].size]
         while always:
             yield from mine(always)
 
