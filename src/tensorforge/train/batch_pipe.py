@@ -8,7 +8,6 @@ pickled.
 from __future__ import annotations
 
 import io
-import mmap
 import os
 import pickle
 import socket
@@ -17,6 +16,8 @@ from typing import Any
 
 import torch
 import torch._utils
+
+from tensorforge.errors import UnavailableError
 
 _HEADER = struct.Struct("<QI")
 _ALIGNMENT = 64
@@ -52,6 +53,8 @@ def receive(end: socket.socket) -> Any:
         length, count = _HEADER.unpack(head + _receive_exactly(end, _HEADER.size - len(head)))
         sizes = struct.unpack(f"<{count}Q", _receive_exactly(end, 8 * count))
         pickled = _receive_exactly(end, length)
+        if count and not descriptors:
+            raise UnavailableError("a batch was lost: this process may not open any more files")
         arrays = _read(descriptors[0], sizes) if count else []
         return pickle.loads(pickled, buffers=arrays)  # noqa: S301  from our own process
     finally:
@@ -84,7 +87,10 @@ def _write(memory: int, arrays: list[memoryview]) -> None:
 
 
 def _read(memory: int, sizes: tuple[int, ...]) -> list[memoryview]:
-    whole = memoryview(mmap.mmap(memory, os.fstat(memory).st_size))
+    # Unlike Python's `mmap` this keeps no descriptor, so batches can be kept in any number.
+    size = os.fstat(memory).st_size
+    name = f"/proc/self/fd/{memory}"
+    whole = torch.from_file(name, shared=True, size=size, dtype=torch.uint8).numpy().data
     arrays, offset = [], 0
     for size in sizes:
         arrays.append(whole[offset : offset + size])

@@ -1,5 +1,7 @@
 """Batches through a socket: as they were, writable, and without a trace."""
 
+import os
+import resource
 import socket
 import threading
 import weakref
@@ -11,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tensorforge.errors import UnavailableError
 from tensorforge.train import batch_pipe
 
 
@@ -141,8 +144,24 @@ def test_what_is_larger_than_any_buffer_arrives_and_leaves_no_descriptor():
     thing = {"x": torch.rand(3_000_000), "words": "long" * 500_000}
     arrived = through(thing)
     assert same(thing, arrived)
+    assert len(list(Path("/proc/self/fd").iterdir())) == before  # also while it is kept
     del arrived
     assert len(list(Path("/proc/self/fd").iterdir())) == before
+
+
+def test_a_process_that_may_not_open_files_says_so():
+    here, there = socket.socketpair()
+    with here, there:
+        batch_pipe.send(here, torch.ones(3))
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        free = os.dup(0)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, most[1]))
+        try:
+            with pytest.raises(UnavailableError, match="may not open any more files"):
+                batch_pipe.receive(there)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, most)
 
 
 def test_what_cannot_be_pickled_is_an_error_before_anything_is_sent():
