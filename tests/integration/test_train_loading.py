@@ -261,6 +261,31 @@ def test_each_process_is_prepared_and_told_its_number(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1"]
 
 
+def test_an_error_while_a_process_is_prepared_reaches_the_training_loop():
+    def fail(number):
+        raise ValueError(f"process {number} finds no cache")
+
+    with pytest.raises(ValueError, match="process 0 finds no cache"):
+        train(make_run("mlp", loading=Loading(num_workers=2, worker_init_fn=fail)), 2)
+
+
+def test_what_a_signal_handler_of_the_script_raises_is_not_taken_for_a_death():
+    class Stuck(Noisy):
+        def __getitem__(self, index):
+            os.kill(os.getppid(), signal.SIGUSR1)
+            signal.pause()
+
+    def give_up(*_):
+        raise TimeoutError("this takes too long")
+
+    before = signal.signal(signal.SIGUSR1, give_up)
+    try:
+        with pytest.raises(TimeoutError, match="too long"):
+            train(make_run("mlp", dataset=Stuck(data("mlp")), loading=Loading(num_workers=1)), 2)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 @pytest.mark.parametrize(
     "settings",
     [

@@ -148,13 +148,13 @@ class _Process:
     def ask(self, piece: Piece) -> None:
         try:
             self.ours.sendall(_REQUEST.pack(*piece))
-        except OSError as error:
+        except ConnectionError as error:
             raise self._death() from error
 
     def answer(self) -> Any:
         try:
             return batch_pipe.receive(self.ours)
-        except (EOFError, OSError) as error:
+        except (EOFError, ConnectionError) as error:
             raise self._death() from error
 
     def _death(self) -> UnavailableError:
@@ -194,22 +194,38 @@ def _serve(
     if os.getppid() == parent and sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     torch.set_num_threads(1)
+    load = source.load if begin is None else _prepared(source.load, begin, number)
     try:
-        if begin is not None:
-            begin(number)
         while request := end.recv(_REQUEST.size, socket.MSG_WAITALL):
-            _answer(end, source, Piece(*_REQUEST.unpack(request)))
+            _answer(end, load, Piece(*_REQUEST.unpack(request)))
     except (BrokenPipeError, ConnectionResetError):
         return
+
+
+Load = Callable[[Piece], Any]
+
+
+def _prepared(load: Load, begin: Callable[[int], None], number: int) -> Load:
+    """The function, after `begin`; if that raises, so does every call."""
+    try:
+        begin(number)
+    except Exception as error:  # noqa: BLE001  it is raised again where a batch is wanted
+        problem = error
+
+        def refuse(_: Piece) -> Any:
+            raise problem
+
+        return refuse
+    return load
 
 
 def _do_nothing(_signal: int, _frame: object) -> None:
     pass
 
 
-def _answer(end: socket.socket, source: BatchSource, piece: Piece) -> None:
+def _answer(end: socket.socket, load: Load, piece: Piece) -> None:
     try:
-        batch_pipe.send(end, (source.load(piece), None))
+        batch_pipe.send(end, (load(piece), None))
     except (BrokenPipeError, ConnectionResetError):
         raise
     except Exception as error:  # noqa: BLE001  it is raised again where the batch is wanted
