@@ -120,6 +120,15 @@ def test_an_error_in_a_process_reaches_the_training_loop_with_its_traceback_and_
     assert run.state.committed_step == other.state.committed_step > 0
 
 
+def test_a_connection_of_the_datasets_own_that_breaks_is_an_error_of_the_dataset():
+    class Remote(Noisy):
+        def __getitem__(self, index):
+            raise ConnectionResetError("the image server hung up")
+
+    with pytest.raises(ConnectionResetError, match="image server"):
+        train(make_run("mlp", dataset=Remote(data("mlp")), loading=Loading(num_workers=1)), 2)
+
+
 def test_an_error_in_a_batch_that_nobody_wants_is_not_raised():
     run = make_run("mlp", dataset=Broken(data("mlp")))
     with pytest.raises(ValueError, match="damaged"):

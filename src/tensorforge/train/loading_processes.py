@@ -225,10 +225,15 @@ def _do_nothing(_signal: int, _frame: object) -> None:
 
 def _answer(end: socket.socket, load: Load, piece: Piece) -> None:
     try:
-        batch_pipe.send(end, (load(piece), None))
+        batch = load(piece)
+    except Exception as error:  # noqa: BLE001  it is raised again where the batch is wanted
+        batch_pipe.send(end, (None, _portable(error)))
+        return
+    try:
+        batch_pipe.send(end, (batch, None))
     except (BrokenPipeError, ConnectionResetError):
         raise
-    except Exception as error:  # noqa: BLE001  it is raised again where the batch is wanted
+    except Exception as error:  # noqa: BLE001  pickle does not take it
         batch_pipe.send(end, (None, _portable(error)))
 
 
