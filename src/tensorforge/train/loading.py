@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch.utils.data import TensorDataset, default_collate
+from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
 from tensorforge.data.order import ShardLocalOrder, ShuffledOrder
 from tensorforge.data.shards import DataShard, quotas
@@ -18,16 +18,20 @@ from tensorforge.train.seeds import stream_seed
 
 Collate = Callable[[list[Any]], Any]
 
+_WHAT_IS_NEEDED = (
+    "Elastic training gives each sample to exactly one step, so it needs a map-style dataset: "
+    "one with __len__ and __getitem__"
+)
+
 
 def dataset_size(dataset: Any) -> int:
     """How many samples a map-style dataset has; an iterable one is an error that says what to do."""
     try:
         size = len(dataset)
     except TypeError:
-        raise InvalidInputError(
-            "dataset: it has no length. Elastic training gives each sample to exactly one step, so it needs "
-            "a map-style dataset: one with __len__ and __getitem__"
-        ) from None
+        raise InvalidInputError(f"dataset: it has no length. {_WHAT_IS_NEEDED}") from None
+    if isinstance(dataset, IterableDataset):
+        raise InvalidInputError(f"dataset: it can only be iterated over. {_WHAT_IS_NEEDED}")
     if size < 1:
         raise InvalidInputError("dataset: it is empty")
     return size

@@ -5,7 +5,7 @@ import torch
 import torch._dynamo  # the first optimizer would import it, which leaves a folder behind
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 from tensorforge.errors import ClosedError, ConflictError, InvalidInputError
 from tensorforge.train import Evaluation, Run, RunConfig
@@ -189,7 +189,15 @@ def test_a_run_that_is_over_is_over():
         next(run.steps(total=2))
 
 
-@pytest.mark.parametrize("data", [iter([]), TensorDataset(torch.empty(0, 4))])
+class Stream(IterableDataset):
+    def __len__(self):
+        return 50
+
+    def __iter__(self):
+        return iter(dataset())
+
+
+@pytest.mark.parametrize("data", [iter([]), TensorDataset(torch.empty(0, 4)), Stream()])
 def test_a_dataset_without_samples_or_length_is_refused(data):
     with pytest.raises(InvalidInputError, match="dataset"):
         make(data=data)
