@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import psutil
 import pytest
 import torch
 from tests.integration.train_cases import Noisy, data, make_run, train
@@ -260,6 +261,30 @@ def test_no_process_holds_the_connection_of_another():
         assert [len(one - set.intersection(*held)) for one in held] == [1, 1, 1]
     finally:
         processes.close()
+
+
+class Waiting(Noisy):
+    """Never comes to an end; says which process waits."""
+
+    def __getitem__(self, index):
+        print(os.getpid(), flush=True)
+        signal.pause()
+
+
+@pytest.mark.parametrize("how", ["fork", "spawn", "forkserver"])
+def test_a_process_that_is_stuck_ends_with_a_training_process_that_is_killed(how, tmp_path):
+    script = f"""if __name__ == "__main__":
+        from tests.integration.test_train_loading import *
+        loading = Loading(num_workers=1, multiprocessing_context={how!r})
+        train(make_run("mlp", dataset=Waiting(data("mlp")), loading=loading), 1)
+    """
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}  # where a fork server leaves its socket
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment) as training:
+        stuck = psutil.Process(int(training.stdout.readline()))
+        training.kill()
+        gone, _ = psutil.wait_procs([stuck], timeout=60)
+    assert gone == [stuck]
 
 
 def test_each_process_is_prepared_and_told_its_number(tmp_path):

@@ -12,10 +12,12 @@ import ctypes
 import multiprocessing
 import os
 import pickle
+import select
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
 import traceback
 import weakref
@@ -193,6 +195,8 @@ def _serve(
         signal.signal(number_of_signal, _do_nothing)
     if os.getppid() == parent and sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    else:  # started by a fork server, which lives on as long as this process does
+        threading.Thread(target=_end_with, args=(end,), daemon=True).start()
     torch.set_num_threads(1)
     load = source.load if begin is None else _prepared(source.load, begin, number)
     try:
@@ -217,6 +221,14 @@ def _prepared(load: Load, begin: Callable[[int], None], number: int) -> Load:
 
         return refuse
     return load
+
+
+def _end_with(end: socket.socket) -> None:
+    """End the process once the other end is closed, whatever it does meanwhile."""
+    hung_up = select.poll()
+    hung_up.register(end, 0)
+    hung_up.poll()
+    os._exit(0)
 
 
 def _do_nothing(_signal: int, _frame: object) -> None:
