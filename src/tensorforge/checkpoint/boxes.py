@@ -79,7 +79,7 @@ class Box:
 def split(box: Box, limit: int) -> Iterator[Box]:
     """Cut a box into runs of its own elements, in order, of at most `limit` elements each.
 
-    The runs are as equal as may be: whoever wants a half of the box later finds a cut in the middle, or near it.
+    The runs are as equal as may be: whoever wants half of the box later finds a cut near its middle.
     """
     if box.size <= limit:
         if box.size:
