@@ -40,6 +40,8 @@ from tensorforge.checkpoint.staging import (
 from tensorforge.storage.blobs import BlobStore, BlobWriter, PositionalBlobStore
 
 WORKERS = 4
+WRITERS = 5
+"""Threads that copy, hash and write: four keep a disk busy, and about one of them is copying at any time."""
 _WRITING = "writing the checkpoint"
 
 Task = Callable[[Bytes], None]
@@ -145,7 +147,7 @@ def _write_positional(
             yield task
 
     try:
-        run_parallel(tasks(), workplace, workers=WORKERS, guard=guard, what=_WRITING)
+        run_parallel(tasks(), workplace, workers=WRITERS, guard=guard, what=_WRITING)
         guard.check(_WRITING)
         writer.commit(image.plan.size)
     except BaseException:
