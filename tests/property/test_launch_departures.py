@@ -19,7 +19,7 @@ from tensorforge.elastic.view import ClusterView, WorkerView
 from tensorforge.launch.departures import EXPLANATION_TIMEOUT
 from tensorforge.launch.events import CoordinatorExited, CoordinatorStarted, Tick, WorkerExited
 from tensorforge.launch.instructions import Retire, SetTarget, StartCoordinator, StartWorker
-from tensorforge.launch.observe import Observer
+from tensorforge.launch.observe import Observer, TargetWish
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.supervisor import Supervisor
 
@@ -32,7 +32,7 @@ class Leader:
     """The coordinator, as far as a launcher can see it."""
 
     def __init__(self, desired):
-        self.desired = desired
+        self.desired, self.version = desired, 0
         self.workers: dict[str, str | None] = {}  # the reason why it leaves, if it does
         self.history: list[RescaleRecord] = []
         self.moments = 0
@@ -41,7 +41,7 @@ class Leader:
         return [name for name, reason in self.workers.items() if reason is None]
 
     def scale(self, workers, by):
-        self.desired = workers
+        self.desired, self.version = workers, self.version + 1
         for name in self.staying()[workers:]:
             self.dismiss(name, f"{name} retires: {by} wants {workers} workers")
 
@@ -76,6 +76,7 @@ class Leader:
             workers=[self.show(rank, name) for rank, name in enumerate(self.workers)],
             waiting=[],
             desired_workers=self.desired,
+            target_version=self.version,
             min_workers=1,
             max_workers=MOST,
             state=State(step=-1, learning_rate=0.1),
@@ -116,7 +117,7 @@ class Asked(RuleBasedStateMachine):
         self.supervisor, self.observer = Supervisor(policy), Observer()
         self.leader = Leader(workers)
         self.running: set[str] = set()
-        self.wishes: list[int] = []
+        self.wishes: list[TargetWish] = []
         self.wire: list[tuple[ClusterView, bool]] = []
         self.unseen = 0  # before this view arrives there is news of what was asked
         self.arrived = 0
@@ -135,12 +136,17 @@ class Asked(RuleBasedStateMachine):
                 self.leader.workers[order.worker] = None
             elif isinstance(order, SetTarget):
                 self.observer.asked(order.workers)
-                self.wishes.append(order.workers)
+                self.make_wish()
             elif isinstance(order, Retire):
                 self.leader.dismiss(order.worker, f"{order.worker} leaves: SIGTERM")
             elif isinstance(order, StartCoordinator):
                 self.away = False
                 self.tell(CoordinatorStarted("a", 2))
+
+    def make_wish(self):
+        wish = self.observer.next_wish()
+        if wish is not None:
+            self.wishes.append(wish)
 
     def pick(self, names, share):
         return names[int(share * len(names))]
@@ -204,13 +210,16 @@ class Asked(RuleBasedStateMachine):
         view, answers = self.wire.pop(at)
         for event in self.observer.look(view, answers=answers):
             self.tell(event)
+        self.make_wish()
         moment = (view.taken_at - START) // timedelta(milliseconds=1)
         self.arrived = max(self.arrived, moment)
 
     @precondition(lambda self: not self.away and bool(self.wishes))
     @rule()
     def a_wish_is_heard(self):
-        self.leader.scale(self.wishes.pop(0), "the launcher")
+        wish = self.wishes.pop(0)
+        if wish.expected in (None, self.leader.version):
+            self.leader.scale(wish.workers, "the launcher")
         self.wire.append((self.leader.view(), True))
 
     @precondition(lambda self: not self.has_died)

@@ -258,12 +258,20 @@ class Launcher:
         self._happened(WorkerExited(child, code, self._failures.pop(child, None)))
 
     def _look_at_the_cluster(self) -> None:
-        for news in self._link.take() if self._link is not None else ():
+        if self._link is None:
+            return
+        for news in self._link.take():
             for event in self._observer.look(news.view, answers=news.answers):
                 if not isinstance(event, StepCommitted):
                     self._happened(event)
                 elif self._clock() > self._logged_at + LOGS_TRUSTED:
                     self._committed(event)
+            self._make_wish(self._link)
+
+    def _make_wish(self, link: CoordinatorLink) -> None:
+        wish = self._observer.next_wish()
+        if wish is not None:
+            link.set_target(wish.workers, wish.expected)
 
     def _committed(self, event: StepCommitted) -> None:
         """A step counts once, whoever tells of it first."""
@@ -301,7 +309,8 @@ class Launcher:
             case SetTarget(workers):
                 self._view.target = workers
                 if self._link is not None:
-                    self._link.set_target(workers, self._observer.asked(workers))
+                    self._observer.asked(workers)
+                    self._make_wish(self._link)
             case Retire(worker):
                 self._children.signal(worker, signal.SIGTERM)
                 self._children.signal(worker, signal.SIGCONT)  # a frozen one could not hear it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from datetime import timedelta
 
 from tensorforge.elastic.records import RescaleRecord
@@ -26,41 +27,63 @@ _LATENESS = timedelta(minutes=1)
 COMPLETED = "completed"
 
 
+@dataclass(frozen=True, slots=True)
+class TargetWish:
+    """So many workers, unless somebody has set a number since the version `expected` (`None`: in any case)."""
+
+    workers: int
+    expected: int | None
+
+    def was_followed(self, view: ClusterView) -> bool:
+        """Whether it is this wish, and no later one, that the view shows."""
+        is_next = self.expected is None or view.target_version == self.expected + 1
+        return is_next and view.desired_workers == self.workers
+
+
 class Observer:
     """Follows one run: views in, events out.
 
     Views come from a stream and as answers to the launcher's own wishes, so an older one may arrive after
-    a newer one; it is passed over. The number of workers that is wanted is compared only while no wish of the
-    launcher's is under way: its own wishes are no news, and before they arrive the coordinator shows an
-    older number. Somebody else's wish that crosses one of the launcher's wins: the coordinator refuses a wish
-    that was made without knowing of the latest.
+    a newer one; it is passed over. The number of workers that is wanted is compared only while the launcher
+    has no wish of its own: that is no news, and before it arrives the coordinator shows an older number.
+
+    One wish is under way at a time, and the newest one waits for its answer. If that shows somebody else's
+    number, what waits is given up: sent on, it would name the version of that number and overwrite it.
     """
 
     def __init__(self) -> None:
         self._seen: ClusterView | None = None
         self._target: int | None = None
-        self._version: int | None = None
-        self._under_way = 0
+        self._under_way: TargetWish | None = None
+        self._is_waiting = False
 
-    def asked(self, workers: int) -> int | None:
-        """The launcher asks for so many workers; a call of `look` with `answers` will tell of the end.
+    def asked(self, workers: int) -> None:
+        """The launcher wants so many workers; `next_wish` tells when to say so."""
+        self._target, self._is_waiting = workers, True
 
-        Returns the version of the number that this wish is to replace; `None` before anything was seen.
-        """
-        expected, self._target = self._version, workers
-        self._version = None if expected is None else expected + 1
-        self._under_way += 1
-        return expected
+    def next_wish(self) -> TargetWish | None:
+        """What to ask for now, if anything; a call of `look` with `answers` will tell of the end."""
+        if self._under_way is not None or not self._is_waiting or self._target is None:
+            return None
+        version = None if self._seen is None else self._seen.target_version
+        self._under_way, self._is_waiting = TargetWish(self._target, version), False
+        return self._under_way
 
     def look(self, view: ClusterView | None, *, answers: bool = False) -> Iterator[Event]:
         """What is new. `answers`: this is what held after a wish was heard, followed or not."""
-        self._under_way -= answers
-        if view is None or self._is_older(view):
-            yield from self._another_target()
-            return
-        old, self._seen = self._seen, view
+        old = self._seen
+        if view is not None and not self._is_older(view):
+            self._seen = view
+        if answers:
+            self._settle()
         yield from self._another_target()
-        yield from changes(old, view)
+        if self._seen is not None and self._seen is not old:
+            yield from changes(old, self._seen)
+
+    def _settle(self) -> None:
+        wish, self._under_way = self._under_way, None
+        if wish is None or self._seen is None or not wish.was_followed(self._seen):
+            self._is_waiting = False
 
     def _is_older(self, view: ClusterView) -> bool:
         seen = self._seen
@@ -71,9 +94,8 @@ class Observer:
 
     def _another_target(self) -> Iterator[Event]:
         """A target comes before the departures that follow from it."""
-        if self._seen is None or self._under_way:
+        if self._seen is None or self._under_way is not None or self._is_waiting:
             return
-        self._version = self._seen.target_version
         wanted = self._seen.desired_workers
         if wanted is not None and wanted != self._target:
             self._target = wanted

@@ -1,6 +1,7 @@
 from datetime import UTC, datetime, timedelta
 
 import msgspec
+import pytest
 
 from tensorforge.elastic.messages import State
 from tensorforge.elastic.records import RescaleRecord, RunEnded
@@ -15,7 +16,7 @@ from tensorforge.launch.events import (
     WorkerLost,
     WorkerReleased,
 )
-from tensorforge.launch.observe import Observer, changes
+from tensorforge.launch.observe import Observer, TargetWish, changes
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -118,6 +119,7 @@ def asking(workers):
     """An observer whose first wish was heard."""
     observer = Observer()
     observer.asked(workers)
+    observer.next_wish()
     list(observer.look(view(worker("a", 0), worker("b", 1), desired=workers), answers=True))
     return observer
 
@@ -142,40 +144,63 @@ def test_those_who_go_because_fewer_are_wanted_come_first():
 def test_the_launchers_own_wishes_are_no_news_and_hide_older_numbers():
     observer = asking(3)
     observer.asked(2)
+    observer.next_wish()
     observer.asked(1)
     members = worker("a", 0), worker("b", 1)
     assert list(observer.look(view(*members, desired=3))) == []
-    assert list(observer.look(view(*members, desired=2), answers=True)) == []
-    assert list(observer.look(view(*members, desired=1), answers=True)) == []
-    assert list(observer.look(view(*members, desired=4))) == [TargetChanged(4)]
+    assert list(observer.look(view(*members, desired=2, version=2), answers=True)) == []
+    assert observer.next_wish() == TargetWish(1, expected=2)
+    assert list(observer.look(view(*members, desired=1, version=3), answers=True)) == []
+    assert list(observer.look(view(*members, desired=4, version=4))) == [TargetChanged(4)]
 
 
 def test_a_wish_that_was_refused_leaves_what_the_coordinator_shows():
     observer = asking(3)
     observer.asked(9)
+    observer.next_wish()
     assert list(observer.look(None, answers=True)) == [TargetChanged(3)]
 
 
-def test_each_wish_names_the_version_that_it_replaces():
+def test_the_first_wish_holds_in_any_case():
     observer = Observer()
-    assert observer.asked(2) is None
-    members = worker("a", 0), worker("b", 1)
-    list(observer.look(view(*members, desired=2, version=5), answers=True))
-    assert [observer.asked(3), observer.asked(4)] == [5, 6]
-    list(observer.look(view(*members, desired=3, version=6)))
-    list(observer.look(view(*members, desired=3, version=6), answers=True))
-    assert observer.asked(5) == 7
-    for version in (7, 8):
-        list(observer.look(view(*members, desired=version - 3, version=version), answers=True))
-    assert observer.asked(6) == 8
+    assert observer.next_wish() is None
+    observer.asked(2)
+    assert observer.next_wish() == TargetWish(2, expected=None)
+
+
+def test_a_wish_waits_for_the_answer_of_the_one_before_and_names_its_version():
+    observer, members = asking(2), (worker("a", 0), worker("b", 1))
+    observer.asked(3)
+    assert observer.next_wish() == TargetWish(3, expected=1)
+    for workers in (4, 5):
+        observer.asked(workers)
+        assert observer.next_wish() is None
+    answer = view(*members, desired=3, version=2)
+    list(observer.look(answer))
+    assert observer.next_wish() is None
+    list(observer.look(answer, answers=True))
+    assert observer.next_wish() == TargetWish(5, expected=2)
 
 
 def test_an_operators_wish_that_crosses_the_launchers_wins():
     observer = asking(4)
     observer.asked(3)
+    observer.next_wish()
     crossing = view(worker("a", 0), worker("b", 1), desired=6, version=2)
     assert list(observer.look(crossing)) == []
     assert list(observer.look(crossing, answers=True)) == [TargetChanged(6)]
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_an_operators_wish_wins_over_all_that_the_launcher_was_about_to_ask_for(version):
+    """Version 2: instead of the wish that is under way; version 3: after that was followed."""
+    observer = asking(4)
+    observer.asked(3)
+    observer.next_wish()
+    observer.asked(2)
+    crossing = view(worker("a", 0), worker("b", 1), desired=8, version=version)
+    assert list(observer.look(crossing, answers=True)) == [TargetChanged(8)]
+    assert observer.next_wish() is None
 
 
 def test_a_view_that_was_overtaken_is_passed_over():
