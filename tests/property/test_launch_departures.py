@@ -47,19 +47,24 @@ class Leader:
 
     def dismiss(self, name, why):
         self.workers[name] = why
+        self.record(name, why)
 
-    def drop(self, name, why):
+    def drop(self, name, why=None):
         del self.workers[name]
-        number = len(self.history) + 1
+        if why is not None:
+            self.record(name, why)
+
+    def record(self, name, why):
         self.history.append(
             RescaleRecord(
-                generation=number,
+                generation=len(self.history) + 1,
                 type="scale_down",
                 reason=why,
                 urgent=True,
                 paused=False,
                 added=(),
                 removed={name: why},
+                target_version=self.version,
                 old_size=0,
                 new_size=0,
                 detection_ms=0.0,
@@ -155,12 +160,7 @@ class Asked(RuleBasedStateMachine):
     is_there = precondition(lambda self: not self.away)
     someone_stays = precondition(lambda self: not self.away and bool(self.leader.staying()))
 
-    def is_calm(self):
-        """Two wishes that cross each other have no right order: an operator looks before scaling."""
-        answered = not any(answers for _, answers in self.wire)
-        return answered and not self.away and not self.wishes and self.arrived >= self.unseen
-
-    @precondition(is_calm)
+    @is_there
     @rule(workers=st.integers(1, MOST))
     def an_operator_scales(self, workers):
         self.paid_for += max(0, workers - self.expected)
@@ -183,7 +183,7 @@ class Asked(RuleBasedStateMachine):
     def a_leaver_ends(self, share):
         leavers = [name for name, reason in self.leader.workers.items() if reason is not None]
         name = self.pick(leavers, share)
-        self.leader.drop(name, self.leader.workers[name])
+        self.leader.drop(name)
         self.running.discard(name)
         self.tell(WorkerExited(name, 0))
 

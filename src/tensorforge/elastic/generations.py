@@ -137,6 +137,7 @@ class Generations:
             paused=len(members) < state.config.min_workers or blocked_by is not None,
             added=tuple(worker.id for worker in added),
             removed=dict(state.gone),
+            target_version=state.target_version,
             old_size=len(old),
             detection_ms=max(0.0, (now - evidence_at) * 1000),
             decided_at=state.utc(now).isoformat(timespec="milliseconds"),

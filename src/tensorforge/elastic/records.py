@@ -42,6 +42,7 @@ class Decided(Entry, frozen=True, kw_only=True):
     paused: bool
     added: tuple[str, ...] = ()
     removed: Annotated[dict[str, str], "worker id → why it went"] = {}
+    target_version: int = 0
     old_size: int = 0
     detection_ms: float = 0.0
     decided_at: str = ""
@@ -95,7 +96,8 @@ class RescaleRecord(msgspec.Struct, kw_only=True):
 
     Times are milliseconds: `detection` from the evidence to the notice, `decision` until it was durable
     and announced, `barrier` until everybody had stopped, `forming` until everybody had formed and healed,
-    `first_commit` until the next committed step. `None`: not reached (yet).
+    `first_commit` until the next committed step. `None`: not reached (yet). `target_version` is that of the
+    number of workers that was wanted at the decision; a number of a later version knows of those who went.
     """
 
     generation: int
@@ -107,6 +109,7 @@ class RescaleRecord(msgspec.Struct, kw_only=True):
     removed: dict[str, str]
     old_size: int
     new_size: int
+    target_version: int = 0
     decided_at: str = ""
     detection_ms: float = 0.0
     decision_ms: float | None = None
@@ -136,6 +139,7 @@ class RescaleRecord(msgspec.Struct, kw_only=True):
             removed=entry.removed,
             old_size=entry.old_size,
             new_size=len(entry.seats),
+            target_version=entry.target_version,
             decided_at=entry.decided_at,
             detection_ms=entry.detection_ms,
         )

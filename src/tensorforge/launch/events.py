@@ -43,7 +43,8 @@ class WorkerLost:
 class WorkerReleased:
     """The coordinator let the worker go after a graceful leave that was asked of it.
 
-    `surplus`: because fewer workers are wanted, not because this one was to go.
+    `surplus`: the number of workers that is wanted knows of it. It goes because fewer are wanted, or
+    somebody has asked for a number since it was to go.
     """
 
     worker: str

@@ -44,16 +44,17 @@ class Observer:
     """Follows one run: views in, events out.
 
     Views come from a stream and as answers to the launcher's own wishes, so an older one may arrive after
-    a newer one; it is passed over. The number of workers that is wanted is compared only while the launcher
-    has no wish of its own: that is no news, and before it arrives the coordinator shows an older number.
+    a newer one; it is passed over. The number of workers that is wanted is not compared while a wish of the
+    launcher's may still be followed: that is no news, and before it the coordinator shows an older number.
 
-    One wish is under way at a time, and the newest one waits for its answer. If that shows somebody else's
-    number, what waits is given up: sent on, it would name the version of that number and overwrite it.
+    One wish is under way at a time, and the newest one waits for its answer. If somebody else's number is
+    seen first, what waits is given up: sent on, it would name the version of that number and overwrite it.
     """
 
     def __init__(self) -> None:
         self._seen: ClusterView | None = None
         self._target: int | None = None
+        self._others_version = 0
         self._under_way: TargetWish | None = None
         self._is_waiting = False
 
@@ -65,8 +66,7 @@ class Observer:
         """What to ask for now, if anything; a call of `look` with `answers` will tell of the end."""
         if self._under_way is not None or not self._is_waiting or self._target is None:
             return None
-        version = None if self._seen is None else self._seen.target_version
-        self._under_way, self._is_waiting = TargetWish(self._target, version), False
+        self._under_way, self._is_waiting = TargetWish(self._target, self._version), False
         return self._under_way
 
     def look(self, view: ClusterView | None, *, answers: bool = False) -> Iterator[Event]:
@@ -74,16 +74,35 @@ class Observer:
         old = self._seen
         if view is not None and not self._is_older(view):
             self._seen = view
+            self._compare_versions(old, view)
         if answers:
-            self._settle()
+            self._answered()
         yield from self._another_target()
         if self._seen is not None and self._seen is not old:
-            yield from changes(old, self._seen)
+            yield from changes(old, self._seen, others_version=self._others_version)
 
-    def _settle(self) -> None:
-        wish, self._under_way = self._under_way, None
-        if wish is None or self._seen is None or not wish.was_followed(self._seen):
+    def _compare_versions(self, old: ClusterView | None, new: ClusterView) -> None:
+        is_own = self._under_way is not None and self._under_way.was_followed(new)
+        if old is not None and new.target_version != old.target_version and not is_own:
+            self._others_version = new.target_version
             self._is_waiting = False
+
+    def _answered(self) -> None:
+        wish, self._under_way = self._under_way, None
+        if wish is not None and wish.expected == self._version:
+            self._is_waiting = False  # it was refused, and not because of somebody else's number
+
+    @property
+    def _version(self) -> int | None:
+        return None if self._seen is None else self._seen.target_version
+
+    @property
+    def _has_wish(self) -> bool:
+        """Whether the number that the launcher wants is not the coordinator's yet, but may come to be."""
+        wish = self._under_way
+        if wish is None or (wish.expected is not None and wish.expected < self._others_version):
+            return self._is_waiting
+        return True
 
     def _is_older(self, view: ClusterView) -> bool:
         seen = self._seen
@@ -94,7 +113,7 @@ class Observer:
 
     def _another_target(self) -> Iterator[Event]:
         """A target comes before the departures that follow from it."""
-        if self._seen is None or self._under_way is not None or self._is_waiting:
+        if self._seen is None or self._has_wish:
             return
         wanted = self._seen.desired_workers
         if wanted is not None and wanted != self._target:
@@ -102,11 +121,17 @@ class Observer:
             yield TargetChanged(wanted)
 
 
-def changes(old: ClusterView | None, new: ClusterView) -> Iterator[Event]:
-    """What happened between two views of one run; `None` stands for nothing seen yet."""
-    # Whoever goes because fewer are wanted comes first: of those who leave beyond that, one fewer is wanted.
+def changes(
+    old: ClusterView | None, new: ClusterView, *, others_version: int = 0
+) -> Iterator[Event]:
+    """What happened between two views of one run; `None` stands for nothing seen yet.
+
+    `others_version` is that of the last number of workers that somebody but the launcher has asked for.
+    """
+    # Whom the number knows of comes first: of those who leave beyond that, one fewer is wanted.
     yield from sorted(
-        _departures(old, new), key=lambda e: not (isinstance(e, WorkerReleased) and e.surplus)
+        _departures(old, new, others_version),
+        key=lambda e: not (isinstance(e, WorkerReleased) and e.surplus),
     )
     yield from _arrivals(old, new)
     yield from _formations(old, new)
@@ -122,27 +147,28 @@ def _everybody(view: ClusterView | None) -> dict[str, WorkerView]:
     return {} if view is None else {worker.id: worker for worker in (*view.workers, *view.waiting)}
 
 
-def _departures(old: ClusterView | None, new: ClusterView) -> Iterator[Event]:
+def _departures(old: ClusterView | None, new: ClusterView, others_version: int) -> Iterator[Event]:
     before, after = _everybody(old), _everybody(new)
     if new.ended is not None:
         return
     for name, worker in after.items():
         known = before.get(name)
         if worker.leave_reason is not None and (known is None or known.leave_reason is None):
-            yield _released(name, worker.leave_reason)
+            yield _released(name, worker.leave_reason, new, others_version)
     for name, worker in before.items():
         if name in after and after[name].incarnation == worker.incarnation:
             continue
-        reason = _why_it_went(name, new)
+        record = _removal_of(name, new)
+        reason = None if record is None else record.removed[name]
         if worker.leave_reason is not None:
             continue
         if reason is not None and not reason.startswith(f"{name} failed"):
-            yield _released(name, reason)
+            yield _released(name, reason, new, others_version)
         else:
             yield WorkerLost(name, _without_name(reason, name))
     for name, reason in _passed_unseen(old, new).items():
         if name not in before and name not in after and not reason.startswith(f"{name} failed"):
-            yield _released(name, reason)
+            yield _released(name, reason, new, others_version)
 
 
 def _passed_unseen(old: ClusterView | None, new: ClusterView) -> dict[str, str]:
@@ -153,13 +179,14 @@ def _passed_unseen(old: ClusterView | None, new: ClusterView) -> dict[str, str]:
     return {name: reason for removed in fresh for name, reason in removed.items()}
 
 
-def _released(name: str, reason: str) -> WorkerReleased:
-    return WorkerReleased(name, reason, surplus=_SURPLUS.search(reason) is not None)
+def _released(name: str, reason: str, view: ClusterView, others_version: int) -> WorkerReleased:
+    record = _removal_of(name, view)
+    was_known = record is not None and record.target_version < others_version
+    return WorkerReleased(name, reason, surplus=was_known or bool(_SURPLUS.search(reason)))
 
 
-def _why_it_went(name: str, view: ClusterView) -> str | None:
-    reasons = (record.removed.get(name) for record in reversed(view.rescales))
-    return next((reason for reason in reasons if reason is not None), None)
+def _removal_of(name: str, view: ClusterView) -> RescaleRecord | None:
+    return next((record for record in reversed(view.rescales) if name in record.removed), None)
 
 
 def _without_name(reason: str | None, name: str) -> str:

@@ -93,11 +93,11 @@ class Staffing:
         return self._guest_went(name)
 
     def released(self, name: str, reason: str, now: float, *, surplus: bool) -> list[Instruction]:
-        """The coordinator let this worker go; `surplus`: because fewer are wanted."""
+        """The coordinator let this worker go; `surplus`: the number that is wanted knows of it."""
         worker = self.workers.get(name)
         if self._is_closed or not self._departures.is_news(name):
             return []
-        done = self._guest_went(name)
+        done = self._guest_went(name, surplus=surplus)
         explained = self._departures.release(name)
         if worker is not None and not worker.leaving:
             done += worker.retire(now, tell=False)
@@ -161,11 +161,16 @@ class Staffing:
         self.workers[name] = Hand(name, self._policy, now)
         return StartWorker(name)
 
-    def _guest_went(self, name: str) -> list[Instruction]:
+    def _guest_went(self, name: str, *, surplus: bool = False) -> list[Instruction]:
         if name not in self._guests:
             return []
         self._guests.discard(name)
-        return [Say(f"{name} is gone", Level.INFO, name), *self._ask_for_all()]
+        gone = Say(f"{name} is gone", Level.INFO, name)
+        if surplus:
+            # Of the number that is wanted, it was counted as a part that is not started here.
+            self.target = self._within_limits(self.target + 1)
+            return [gone]
+        return [gone, *self._ask_for_all()]
 
     def _ask_for_all(self) -> list[Instruction]:
         """Those who joined from elsewhere come on top of the workers that are started here."""

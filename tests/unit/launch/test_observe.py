@@ -36,7 +36,7 @@ def worker(name, rank=-1, *, incarnation="1", leaving=None, loss=None):
     )
 
 
-def rescale(generation, *, removed=None, first_commit=None, reason="because"):
+def rescale(generation, *, removed=None, first_commit=None, reason="because", version=0):
     return RescaleRecord(
         generation=generation,
         type="scale_down",
@@ -45,6 +45,7 @@ def rescale(generation, *, removed=None, first_commit=None, reason="because"):
         paused=False,
         added=(),
         removed=removed or {},
+        target_version=version,
         old_size=2,
         new_size=1,
         detection_ms=1.0,
@@ -187,8 +188,9 @@ def test_an_operators_wish_that_crosses_the_launchers_wins():
     observer.asked(3)
     observer.next_wish()
     crossing = view(worker("a", 0), worker("b", 1), desired=6, version=2)
-    assert list(observer.look(crossing)) == []
-    assert list(observer.look(crossing, answers=True)) == [TargetChanged(6)]
+    assert list(observer.look(crossing)) == [TargetChanged(6)]
+    assert observer.next_wish() is None
+    assert list(observer.look(crossing, answers=True)) == []
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -201,6 +203,41 @@ def test_an_operators_wish_wins_over_all_that_the_launcher_was_about_to_ask_for(
     crossing = view(worker("a", 0), worker("b", 1), desired=8, version=version)
     assert list(observer.look(crossing, answers=True)) == [TargetChanged(8)]
     assert observer.next_wish() is None
+
+
+def test_whoever_left_before_somebody_asked_for_a_number_is_known_to_it():
+    why = {"a": "a retires: x asked for it", "b": "b leaves: SIGTERM"}
+    records = [rescale(2, removed={"a": why["a"]}, version=1)]
+    records += [rescale(3, removed={"b": why["b"]}, version=2)]
+    new = view(worker("c", 0), rescales=records, desired=2, version=2)
+    observer = Observer()
+    list(observer.look(view(worker("a", 0), worker("b", 1), worker("c", 2))))
+    assert list(observer.look(new)) == [
+        WorkerReleased("a", why["a"], surplus=True),
+        WorkerReleased("b", why["b"]),
+    ]
+
+
+def test_a_wish_of_the_launchers_knows_nothing_of_those_who_left_before_it_was_heard():
+    observer = asking(2)
+    observer.asked(3)
+    observer.next_wish()
+    left = rescale(2, removed={"b": "b leaves: SIGTERM"}, version=1)
+    answer = view(worker("a", 0), rescales=[left], desired=3, version=2)
+    assert list(observer.look(answer, answers=True)) == [WorkerReleased("b", "b leaves: SIGTERM")]
+
+
+def test_a_leave_after_a_number_that_crossed_a_wish_counts_on_top_of_that_number():
+    observer = asking(4)
+    observer.asked(3)
+    observer.next_wish()
+    left = rescale(2, removed={"b": "b leaves: SIGTERM"}, version=2)
+    crossing = view(worker("a", 0), rescales=[left], desired=6, version=2)
+    events = list(observer.look(crossing))
+    assert events == [TargetChanged(6), WorkerReleased("b", "b leaves: SIGTERM")]
+    observer.asked(5)
+    assert list(observer.look(crossing, answers=True)) == []
+    assert observer.next_wish() == TargetWish(5, expected=2)
 
 
 def test_a_view_that_was_overtaken_is_passed_over():

@@ -95,6 +95,21 @@ def test_of_what_is_asked_for_the_guests_are_a_part_within_the_limits(asked, loc
     assert staffing.target == local
 
 
+def test_a_worker_that_left_before_a_number_was_asked_for_is_replaced():
+    staffing = staffed(workers=2)
+    assert done(staffing.released("worker-1", "it asked to", 1.0, surplus=True)) == []
+    assert staffing.reconcile(1.0) == [StartWorker("worker-2")]
+
+
+@pytest.mark.parametrize("wanted", [2, 3])
+def test_the_number_that_knows_of_a_guests_leave_is_for_those_who_are_started_here(wanted):
+    staffing = staffed(workers=2)
+    staffing.joined("far-1")
+    staffing.asked_for(wanted, 1.0)
+    assert done(staffing.released("far-1", "fewer are wanted", 1.0, surplus=True)) == []
+    assert staffing.target == wanted
+
+
 def test_a_closed_staffing_asks_for_nobody_and_waits_for_nothing():
     staffing = staffed(workers=2, join_timeout=None)
     staffing.failed(1.0)
