@@ -103,13 +103,16 @@ class Staffing:
             done += worker.retire(now, tell=False)
         elif not explained:
             return done
-        return done + self.left(name, reason, surplus=surplus)
+        return done + self._went(name, reason or f"{name} leaves as asked", known=surplus)
 
-    def left(self, name: str, reason: str, *, surplus: bool = False) -> list[Instruction]:
-        """One fewer is wanted, unless fewer were asked for already, or it was no more than a standby."""
-        told = reason or f"{name} leaves as asked"
-        counts = not surplus and (name in self._members or not self._policy.standbys)
-        if not counts or self._surplus() + len(self._owed) >= 0:
+    def left(self, name: str) -> list[Instruction]:
+        """It left, says the worker alone; if fewer were asked for since, that may be why."""
+        enough = self._surplus() + len(self._owed) >= 0
+        return self._went(name, f"{name} left", known=enough)
+
+    def _went(self, name: str, told: str, *, known: bool) -> list[Instruction]:
+        """One fewer is wanted, unless the number is known to count it, or it was no more than a standby."""
+        if known or (self._policy.standbys and name not in self._members):
             return [Say(told, Level.INFO, name)]
         self.target = self._within_limits(self.target - 1)
         told += f"; {counted(self.target, 'worker')} wanted now"

@@ -270,7 +270,7 @@ class Supervisor:
             self._out += worker.check(now)
         for name in self._departures.overdue(now):
             if self._departures.left_by_itself(name):
-                self._out += self._staffing.left(name, f"{name} left")
+                self._out += self._staffing.left(name)
             else:
                 self._ended_unasked(name, now)
         if self.phase is Phase.RUNNING:

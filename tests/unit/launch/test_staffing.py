@@ -95,6 +95,21 @@ def test_of_what_is_asked_for_the_guests_are_a_part_within_the_limits(asked, loc
     assert staffing.target == local
 
 
+def test_a_leave_after_a_smaller_number_counts_even_if_there_are_too_many_by_then():
+    staffing = staffed(workers=3)
+    staffing.asked_for(2, 1.0)
+    assert done(staffing.released("worker-0", "it asked to", 1.0, surplus=False)) == [SetTarget(1)]
+
+
+def test_an_exit_that_only_the_worker_explains_counts_unless_there_are_enough():
+    staffing = staffed(workers=3)
+    del staffing.workers["worker-0"]
+    assert done(staffing.left("worker-0")) == [SetTarget(2)]
+    del staffing.workers["worker-1"]
+    staffing.asked_for(1, 1.0)
+    assert done(staffing.left("worker-1")) == []
+
+
 def test_a_worker_that_left_before_a_number_was_asked_for_is_replaced():
     staffing = staffed(workers=2)
     assert done(staffing.released("worker-1", "it asked to", 1.0, surplus=True)) == []

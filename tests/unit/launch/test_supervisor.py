@@ -154,7 +154,7 @@ def test_asking_for_more_starts_more_within_the_limits():
 
 def test_asking_for_fewer_leaves_the_choice_to_the_coordinator():
     driver = up(workers=3)
-    assert driver.tell(TargetChanged(2), WorkerReleased("worker-0")) == []
+    assert driver.tell(TargetChanged(2), WorkerReleased("worker-0", surplus=True)) == []
     assert driver.supervisor.target == 2
     assert driver.tell(WorkerExited("worker-0", 0)) == []
     assert driver.wait(SHRINK_TIMEOUT) == []
@@ -187,7 +187,7 @@ def test_beyond_the_maximum_a_worker_from_elsewhere_stands_by():
 
 def test_a_released_worker_that_does_not_go_is_killed():
     driver = up(workers=2, stop_timeout=5.0)
-    driver.tell(TargetChanged(1), WorkerReleased("worker-1"))
+    driver.tell(TargetChanged(1), WorkerReleased("worker-1", surplus=True))
     assert driver.wait(4.9) == []
     assert driver.wait(0.1) == [Kill("worker-1")]
     assert driver.tell(WorkerExited("worker-1", -9)) == []
