@@ -19,7 +19,7 @@ from tensorforge.elastic.view import ClusterView, WorkerView
 from tensorforge.launch.departures import EXPLANATION_TIMEOUT
 from tensorforge.launch.events import CoordinatorExited, CoordinatorStarted, Tick, WorkerExited
 from tensorforge.launch.instructions import Retire, SetTarget, StartCoordinator, StartWorker
-from tensorforge.launch.observe import Observer, TargetWish
+from tensorforge.launch.observe import LAUNCHER, Observer, TargetWish
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.supervisor import Supervisor
 
@@ -32,7 +32,7 @@ class Leader:
     """The coordinator, as far as a launcher can see it."""
 
     def __init__(self, desired):
-        self.desired, self.version = desired, 0
+        self.desired, self.version, self.by = desired, 0, ""
         self.workers: dict[str, str | None] = {}  # the reason why it leaves, if it does
         self.history: list[RescaleRecord] = []
         self.moments = 0
@@ -41,7 +41,7 @@ class Leader:
         return [name for name, reason in self.workers.items() if reason is None]
 
     def scale(self, workers, by):
-        self.desired, self.version = workers, self.version + 1
+        self.desired, self.version, self.by = workers, self.version + 1, by
         for name in self.staying()[workers:]:
             self.dismiss(name, f"{name} retires: {by} wants {workers} workers")
 
@@ -82,6 +82,7 @@ class Leader:
             waiting=[],
             desired_workers=self.desired,
             target_version=self.version,
+            target_by=self.by,
             min_workers=1,
             max_workers=MOST,
             state=State(step=-1, learning_rate=0.1),
@@ -219,7 +220,7 @@ class Asked(RuleBasedStateMachine):
     def a_wish_is_heard(self):
         wish = self.wishes.pop(0)
         if wish.expected in (None, self.leader.version):
-            self.leader.scale(wish.workers, "the launcher")
+            self.leader.scale(wish.workers, LAUNCHER)
         self.wire.append((self.leader.view(), True))
 
     @precondition(lambda self: not self.has_died)

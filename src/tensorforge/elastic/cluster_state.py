@@ -72,6 +72,7 @@ class ClusterState:
         self.phase = Phase.GATHERING
         self.desired_workers = durable.desired_workers or desired_workers
         self.target_version = durable.target_version
+        self.target_by = durable.target_by
         self.ended = durable.ended
         self.tolerance = Tolerance(config)
         self.stale_messages = 0

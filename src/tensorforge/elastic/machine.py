@@ -235,6 +235,7 @@ class Machine:
             )
         state.desired_workers = check_target(state.config, event.workers)
         state.target_version += 1
+        state.target_by = event.by
         state.out.record(records.TargetSet(workers=event.workers, by=event.by))
         wish = f"{event.by} wants {counted(event.workers, 'worker')}"
         state.out.note("info", wish)

@@ -163,6 +163,7 @@ class DurableState(msgspec.Struct, kw_only=True):
     open_groups: tuple[OpenGroup, ...] = ()
     desired_workers: int | None = None
     target_version: int = 0
+    target_by: str = ""
     committed: WasCommitted | None = None
     ended: RunEnded | None = None
     urgent: bool = False
@@ -218,6 +219,7 @@ def _apply(state: DurableState, entry: Entry) -> None:
     elif isinstance(entry, TargetSet):
         state.desired_workers = entry.workers
         state.target_version += 1
+        state.target_by = entry.by
     elif isinstance(entry, RunEnded):
         state.ended = entry
     elif isinstance(entry, RunResumed):

@@ -40,6 +40,7 @@ class ClusterView(msgspec.Struct, kw_only=True):
     waiting: list[WorkerView]
     desired_workers: int | None
     target_version: int = 0
+    target_by: str = ""
     min_workers: int
     max_workers: int | None
     state: State
@@ -67,6 +68,7 @@ def view(state: ClusterState, now: float, run_id: str, *, history: int = 20) -> 
         waiting=[w for w in everybody if w.id in waiting],
         desired_workers=state.desired_workers,
         target_version=state.target_version,
+        target_by=state.target_by,
         min_workers=config.min_workers,
         max_workers=config.max_workers,
         state=state.progress,

@@ -15,6 +15,7 @@ from typing import TypeAlias
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.elastic.view import ClusterView
 from tensorforge.errors import TensorForgeError
+from tensorforge.launch.observe import LAUNCHER
 
 Wish: TypeAlias = Callable[[CoordinatorClient], ClusterView]
 
@@ -59,8 +60,7 @@ class CoordinatorLink:
 
     def set_target(self, workers: int, expected: int | None) -> None:
         """Ask for so many workers, unless somebody has since `expected`; the answer comes as news."""
-        by = "the launcher"
-        self._wishes.put((lambda client: client.scale(workers, by, expected=expected), True))
+        self._wishes.put((lambda client: client.scale(workers, LAUNCHER, expected=expected), True))
 
     def report_exit(self, worker: str, reason: str, pid: int) -> None:
         """Tell that a worker's process ended."""

@@ -25,6 +25,8 @@ _PHASES = ("detection", "decision", "barrier", "forming", "first_commit")
 _SURPLUS = re.compile(r" wants \d+ workers?$")
 _LATENESS = timedelta(minutes=1)
 COMPLETED = "completed"
+LAUNCHER = "the launcher"
+"""By whom the launcher's own wishes are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +35,6 @@ class TargetWish:
 
     workers: int
     expected: int | None
-
-    def was_followed(self, view: ClusterView) -> bool:
-        """Whether it is this wish, and no later one, that the view shows."""
-        is_next = self.expected is None or view.target_version == self.expected + 1
-        return is_next and view.desired_workers == self.workers
 
 
 class Observer:
@@ -74,17 +71,17 @@ class Observer:
         old = self._seen
         if view is not None and not self._is_older(view):
             self._seen = view
-            self._compare_versions(old, view)
+            self._heed_others(view)
         if answers:
             self._answered()
         yield from self._another_target()
         if self._seen is not None and self._seen is not old:
             yield from changes(old, self._seen, others_version=self._others_version)
 
-    def _compare_versions(self, old: ClusterView | None, new: ClusterView) -> None:
-        is_own = self._under_way is not None and self._under_way.was_followed(new)
-        if old is not None and new.target_version != old.target_version and not is_own:
-            self._others_version = new.target_version
+    def _heed_others(self, view: ClusterView) -> None:
+        # The launcher's number is followed only if it knew of all others, so the newest one tells.
+        if view.target_by != LAUNCHER and view.target_version != self._others_version:
+            self._others_version = view.target_version
             self._is_waiting = False
 
     def _answered(self) -> None:

@@ -16,7 +16,7 @@ from tensorforge.launch.events import (
     WorkerLost,
     WorkerReleased,
 )
-from tensorforge.launch.observe import Observer, TargetWish, changes
+from tensorforge.launch.observe import LAUNCHER, Observer, TargetWish, changes
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -56,7 +56,8 @@ def rescale(generation, *, removed=None, first_commit=None, reason="because", ve
     )
 
 
-def view(*workers, waiting=(), step=-1, formed=0, rescales=(), desired=2, version=1, ended=None):
+def view(*workers, waiting=(), step=-1, formed=0, rescales=(), ended=None, **target):
+    target = {"desired": 2, "version": 1, "by": LAUNCHER, **target}
     return ClusterView(
         run_id="default",
         phase="active",
@@ -64,8 +65,9 @@ def view(*workers, waiting=(), step=-1, formed=0, rescales=(), desired=2, versio
         formed_generation=formed,
         workers=list(workers),
         waiting=list(waiting),
-        desired_workers=desired,
-        target_version=version,
+        desired_workers=target["desired"],
+        target_version=target["version"],
+        target_by=target["by"],
         min_workers=1,
         max_workers=None,
         state=State(step=step, learning_rate=0.1),
@@ -152,7 +154,7 @@ def test_the_launchers_own_wishes_are_no_news_and_hide_older_numbers():
     assert list(observer.look(view(*members, desired=2, version=2), answers=True)) == []
     assert observer.next_wish() == TargetWish(1, expected=2)
     assert list(observer.look(view(*members, desired=1, version=3), answers=True)) == []
-    assert list(observer.look(view(*members, desired=4, version=4))) == [TargetChanged(4)]
+    assert list(observer.look(view(*members, desired=4, version=4, by="x"))) == [TargetChanged(4)]
 
 
 def test_a_wish_that_was_refused_leaves_what_the_coordinator_shows():
@@ -187,7 +189,7 @@ def test_an_operators_wish_that_crosses_the_launchers_wins():
     observer = asking(4)
     observer.asked(3)
     observer.next_wish()
-    crossing = view(worker("a", 0), worker("b", 1), desired=6, version=2)
+    crossing = view(worker("a", 0), worker("b", 1), desired=6, version=2, by="x")
     assert list(observer.look(crossing)) == [TargetChanged(6)]
     assert observer.next_wish() is None
     assert list(observer.look(crossing, answers=True)) == []
@@ -200,8 +202,18 @@ def test_an_operators_wish_wins_over_all_that_the_launcher_was_about_to_ask_for(
     observer.asked(3)
     observer.next_wish()
     observer.asked(2)
-    crossing = view(worker("a", 0), worker("b", 1), desired=8, version=version)
+    crossing = view(worker("a", 0), worker("b", 1), desired=8, version=version, by="x")
     assert list(observer.look(crossing, answers=True)) == [TargetChanged(8)]
+    assert observer.next_wish() is None
+
+
+def test_an_operators_number_is_known_even_if_it_is_the_one_that_the_launcher_wished_for():
+    observer = asking(4)
+    observer.asked(3)
+    observer.next_wish()
+    observer.asked(2)
+    crossing = view(worker("a", 0), worker("b", 1), desired=3, version=2, by="x")
+    assert list(observer.look(crossing, answers=True)) == [TargetChanged(3)]
     assert observer.next_wish() is None
 
 
@@ -209,7 +221,7 @@ def test_whoever_left_before_somebody_asked_for_a_number_is_known_to_it():
     why = {"a": "a retires: x asked for it", "b": "b leaves: SIGTERM"}
     records = [rescale(2, removed={"a": why["a"]}, version=1)]
     records += [rescale(3, removed={"b": why["b"]}, version=2)]
-    new = view(worker("c", 0), rescales=records, desired=2, version=2)
+    new = view(worker("c", 0), rescales=records, desired=2, version=2, by="x")
     observer = Observer()
     list(observer.look(view(worker("a", 0), worker("b", 1), worker("c", 2))))
     assert list(observer.look(new)) == [
@@ -232,7 +244,7 @@ def test_a_leave_after_a_number_that_crossed_a_wish_counts_on_top_of_that_number
     observer.asked(3)
     observer.next_wish()
     left = rescale(2, removed={"b": "b leaves: SIGTERM"}, version=2)
-    crossing = view(worker("a", 0), rescales=[left], desired=6, version=2)
+    crossing = view(worker("a", 0), rescales=[left], desired=6, version=2, by="x")
     events = list(observer.look(crossing))
     assert events == [TargetChanged(6), WorkerReleased("b", "b leaves: SIGTERM")]
     observer.asked(5)
