@@ -168,23 +168,21 @@ class LocalCluster:
 
     def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = 60.0) -> None:
         """Poll until `condition` holds; `DeadlineExceededError`, with the logs, if it does not."""
-        deadline = time.monotonic() + timeout
-        while not condition():
-            if time.monotonic() > deadline:
-                raise DeadlineExceededError(
-                    f"{what} did not happen within {timeout:g} s\n{self.describe()}"
-                )
-            time.sleep(_POLL_SECONDS)
+        if not _happens(condition, timeout):
+            raise DeadlineExceededError(
+                f"{what} did not happen within {timeout:g} s\n{self.describe()}"
+            )
 
     def wait_for_step(self, step: int, timeout: float = 60.0, *, strict: bool = True) -> None:
-        """Wait until somebody has committed `step`, or everybody is done."""
-        try:
-            self.wait_until(
-                lambda: self.committed_step() >= step or not self.living(), f"step {step}", timeout
-            )
-        except DeadlineExceededError:
-            if strict:
-                raise
+        """Wait until somebody has committed `step` or everybody is done; if not `strict`, or time is up."""
+
+        def is_there() -> bool:
+            return self.committed_step() >= step or not self.living()
+
+        if strict:
+            self.wait_until(is_there, f"step {step}", timeout)
+        else:
+            _happens(is_there, timeout)
 
     def wait_for_end(self, timeout: float = 60.0) -> None:
         """Wait until every worker that is not frozen has ended."""
@@ -199,7 +197,10 @@ class LocalCluster:
         return {name: process.exitcode for name, process in self.workers.items()}
 
     def describe(self) -> str:
-        """The processes' own words, and where they are, for a failed test."""
+        """The processes' own words, and where they are, for a failed test.
+
+        For that alone: looking at the stacks of threads that run can end a process.
+        """
         for name in self.living():
             self._signal(name, signal.SIGUSR1)
         time.sleep(0.2)
@@ -207,6 +208,13 @@ class LocalCluster:
         for path in sorted(self.folder.glob("*.log")):
             lines += [f"--- {path.name}", *path.read_text(errors="replace").splitlines()[-25:]]
         return "\n".join(lines)
+
+
+def _happens(condition: Callable[[], bool], timeout: float) -> bool:
+    deadline = time.monotonic() + timeout
+    while not (is_there := condition()) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+    return is_there
 
 
 def _lead(settings: dict[str, Any], log: str) -> None:
