@@ -64,7 +64,8 @@ def outcome(folder: Path) -> str:
 
 def test_a_terminal_that_is_closed_stops_the_run_in_peace(tmp_path):
     master, slave = pty.openpty()
-    command = ["setsid", "--ctty", *endless(tmp_path)]
+    # Whoever started the tests may have told them to ignore that a terminal is closed.
+    command = ["env", "--default-signal=HUP", "setsid", "--ctty", *endless(tmp_path)]
     run = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave)
     os.close(slave)
     shown = b""
