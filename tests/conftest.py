@@ -17,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
+    from tensorforge.testing.network import DistantHost
     from tensorforge.testing.s3 import S3Server
 
 # The standard library starts this helper process once and keeps it; it is no test's leak.
@@ -129,6 +130,17 @@ def s3_server() -> Iterator[S3Server]:
 
     with running_s3() as server:
         yield server
+
+
+@pytest.fixture
+def distant_host() -> Iterator[DistantHost]:
+    """Another host, as far as the network is concerned."""
+    from tensorforge.testing.network import DistantHost
+
+    if not DistantHost.is_possible():
+        pytest.skip("NOT TESTED, a split network: this machine gives us no network namespaces")
+    with DistantHost() as host:
+        yield host
 
 
 @pytest.fixture(params=["sqlite", "postgres"])

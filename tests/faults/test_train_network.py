@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from tensorforge.elastic import CoordinatorClient
 from tensorforge.errors import UnavailableError
-from tensorforge.testing.network import DistantHost, enter_namespace
+from tensorforge.testing.network import enter_namespace
 from tensorforge.testing.storms import check_history
 
 ENDLESS = 1_000_000
@@ -122,14 +122,6 @@ def test_training_goes_on_without_its_coordinator_for_longer_than_any_timeout(cl
 @pytest.mark.timeout(300)
 def test_training_goes_on_while_the_coordinator_is_down_for_half_a_minute(cluster, alone):
     survive_an_outage(cluster, alone, 30)
-
-
-@pytest.fixture
-def distant_host():
-    if not DistantHost.is_possible():
-        pytest.skip("this machine gives us no network namespaces")
-    with DistantHost() as host:
-        yield host
 
 
 def test_a_minority_that_is_cut_off_commits_nothing_and_comes_back_as_newcomers(

@@ -11,20 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from tensorforge.testing.network import DistantHost
-
 TOY = str(Path(__file__).with_name("toy_train.py"))
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "char_transformer.py")
 TENSORFORGE = [sys.executable, "-m", "tensorforge"]
 FAST = ["--stability-window", "0.05", "--heartbeat-timeout", "3"]
-
-
-@pytest.fixture
-def distant_host():
-    if not DistantHost.is_possible():
-        pytest.skip("this machine gives us no network namespaces")
-    with DistantHost() as host:
-        yield host
 
 
 @pytest.fixture

@@ -84,6 +84,24 @@ def read_tensors(
         run_parallel(tasks(), workplace, workers=threads, guard=guard, what=_READING)
 
 
+_Place = tuple[int, int]
+"""Which destination, and from which of its bytes on."""
+
+
+class _Stretch:
+    """Chunks of a run that go side by side into the memory of one destination."""
+
+    def __init__(self, place: _Place) -> None:
+        self.index, self.start = place
+        self.length = 0
+        self.chunks: list[tuple[str, StoredBytes]] = []
+
+    @property
+    def end(self) -> _Place:
+        """Where the next chunk would go."""
+        return self.index, self.start + self.length
+
+
 class _Run:
     """Chunks that lie side by side in a file, each bound for a place in the memory of a destination."""
 
@@ -113,24 +131,6 @@ class _Run:
         self.stretches[-1].length += stored.length
         self.length += stored.length
         return True
-
-
-_Place = tuple[int, int]
-"""Which destination, and from which of its bytes on."""
-
-
-class _Stretch:
-    """Chunks of a run that go side by side into the memory of one destination."""
-
-    def __init__(self, place: _Place) -> None:
-        self.index, self.start = place
-        self.length = 0
-        self.chunks: list[tuple[str, StoredBytes]] = []
-
-    @property
-    def end(self) -> _Place:
-        """Where the next chunk would go."""
-        return self.index, self.start + self.length
 
 
 class _Transfer:
