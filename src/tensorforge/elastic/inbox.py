@@ -99,7 +99,7 @@ class Inbox:
 
     def _welcomed(self, message: messages.Welcome) -> None:
         with self._changed:
-            self._state.was_welcomed = True
+            self._state.was_welcomed = self._state.is_welcomed = True
             if message.workers is not None:
                 # Adopted again, in the generation that it trained in all the while.
                 self._outgoing.repeat(*ABOUT_A_GENERATION)

@@ -391,6 +391,7 @@ class ClusterMember:
 
     def _hello(self) -> messages.Hello:
         with self._changed:
+            self._state.is_welcomed = False
             metadata = self._state.metadata
             return messages.Hello(
                 protocol=messages.PROTOCOL,
@@ -405,13 +406,13 @@ class ClusterMember:
     def _beat(self) -> list[messages.FromWorker]:
         with self._changed:
             state = self._state
-            if not state.was_welcomed:
+            if not state.is_welcomed:
                 return []
             state.metadata = replace(state.metadata, last_heartbeat=datetime.now(UTC))
             return self._outgoing.beat(state.incarnation, state.generation or 0)
 
     def _send(self, message: messages.FromWorker) -> None:
-        if self._connection is not None and self._state.was_welcomed:
+        if self._connection is not None and self._state.is_welcomed:
             self._connection.send(message)
 
     def _announced(self, event: RescalingEvent) -> None:

@@ -30,7 +30,9 @@ class WorkerState:
     """A worker's membership: what was announced, what it answered, how it ended.
 
     `announced` is the newest topology that the coordinator sent; `topology` the one that training works
-    with, which follows when the barrier was answered.
+    with, which follows when the barrier was answered. `is_welcomed` is about the stream of the moment: nothing
+    follows its hello before the welcome, which has everything said again, so that a heartbeat cannot be
+    answered before what was said ahead of it has arrived. `was_welcomed` is about any stream.
     """
 
     def __init__(self, metadata: WorkerMetadata, incarnation: str) -> None:
@@ -45,6 +47,7 @@ class WorkerState:
         self.assigned: tuple[int, frozenset[int]] | None = None
         self.committed_step = -1
         self.was_welcomed = False
+        self.is_welcomed = False
         self.is_rescaling = False
         self.is_answered = False
         self.is_leaving = False

@@ -14,6 +14,7 @@ from tensorforge.elastic import (
     StateHooks,
     WorkerId,
     WorkerStatus,
+    messages,
 )
 from tensorforge.errors import (
     ClosedError,
@@ -212,6 +213,34 @@ def test_disconnecting_twice_is_fine_and_nothing_waits_afterwards():
     assert worker.wait_for_formation(0.01) is None
     assert not worker.wait_for_release(0.01)
     assert not worker.flush(0.01)
+
+
+class Stream:
+    """A connection that keeps what is sent."""
+
+    def __init__(self):
+        self.sent = []
+
+    def send(self, message):
+        self.sent.append(message)
+
+    def wake(self):
+        pass
+
+
+def test_nothing_is_said_on_a_new_stream_before_its_welcome():
+    worker = ElasticWorker(A, FAST)
+    worker._connection = stream = Stream()
+    welcome = messages.Welcome(generation=0, workers=None, heartbeat_interval_ms=1)
+    worker._hello()
+    worker._inbox.receive(welcome)
+    worker._hello()  # the first stream broke
+    worker.finish("complete")
+    assert worker._beat() == []
+    assert stream.sent == []
+    worker._inbox.receive(welcome)
+    assert [type(message) for message in stream.sent] == [messages.Finish]
+    assert [type(message) for message in worker._beat()] == [messages.Heartbeat]
 
 
 def test_a_disconnected_worker_cannot_be_used_again():
