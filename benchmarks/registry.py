@@ -154,8 +154,7 @@ def compare(folder: Path, venv: Path | None, rounds: int) -> None:
                     for name, server in peers.items():
                         if operation == LIMIT and name != "ours":
                             continue
-                        seconds = 0.25 if name == "ours" else 0.6
-                        found = measure(server, operation, seconds, versions // models)
+                        found = measure(server, operation, 0.5, versions // models)
                         rates.setdefault((operation, name), []).append(found)
             report(rates, list(peers), f"{label}, {versions:,} versions")
 
@@ -217,7 +216,7 @@ def main() -> None:
     parser.add_argument("--without-mlflow", action="store_true", help="measure ours alone")
     parser.add_argument("--part", choices=["compare", "flat"], help="only this part")
     chosen = parser.parse_args()
-    rounds = 3 if chosen.quick else 5
+    rounds = 3 if chosen.quick else 7
     with tempfile.TemporaryDirectory(prefix="tensorforge-registry-") as place:
         folder = Path(place)
         if chosen.part != "flat":
