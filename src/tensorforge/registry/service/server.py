@@ -13,6 +13,7 @@ from typing import Any
 from tensorforge.errors import InvalidInputError
 from tensorforge.registry.limits import Limits
 from tensorforge.registry.registry import ModelRegistry
+from tensorforge.storage.sqlite_memory import stop_counting_memory
 
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 """Names the folder of the workers' metrics to Prometheus' client, which must not be imported before."""
@@ -50,6 +51,7 @@ def serve(settings: ServerSettings) -> None:
         raise InvalidInputError(
             f"{error.name} is not installed; install tensorforge[serve]"
         ) from error
+    stop_counting_memory()
     server = Granian(
         "tensorforge.registry.service.server:load_application",
         address=settings.host,
