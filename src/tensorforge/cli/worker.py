@@ -60,7 +60,7 @@ def worker(
     """Run SCRIPT as one more worker of the run that the coordinator leads.
 
     The process becomes the worker: SIGTERM or an interrupt makes it leave after its step, SIGUSR1 shows
-    its stacks, and its exit code is the script's.
+    the script's stack, and its exit code is the script's.
     """
     if not module:
         require_script(script)

@@ -1,6 +1,6 @@
 """What runs inside a worker: `python -m tensorforge.launch.bootstrap [-m] SCRIPT [ARGUMENTS]`.
 
-It ties the process to its launcher, makes it dump its stacks on SIGUSR1, runs the user's script as
+It ties the process to its launcher, makes it dump its stack on SIGUSR1, runs the user's script as
 `__main__`, and tells the launcher what the script raised. It imports neither torch nor numpy by itself,
 unless it is a spare: then it imports what it was told to and waits for its turn.
 """
@@ -60,7 +60,7 @@ class Reporter:
 
     @property
     def stream(self) -> TextIO | None:
-        """The pipe, for the stacks."""
+        """The pipe, for the stack."""
         return self._stream
 
     def tell(self, kind: str, **facts: Json) -> None:
@@ -126,7 +126,9 @@ def main(arguments: Sequence[str]) -> int:
     faulthandler.enable()
     # Until the training code listens for it, and after: a stop that comes too early or late is no death.
     signal.signal(STOP_SIGNAL, signal.SIG_IGN)
-    faulthandler.register(STACKS_SIGNAL, file=reporter.stream or sys.stderr, all_threads=True)
+    # The signal reaches the main thread, which runs the script. Other threads go on meanwhile, and to
+    # walk over their stacks as they change could end a healthy worker.
+    faulthandler.register(STACKS_SIGNAL, file=reporter.stream or sys.stderr, all_threads=False)
     wait_for_turn(reporter)
     as_module = bool(arguments) and arguments[0] == "-m"
     words = list(arguments[1:] if as_module else arguments)

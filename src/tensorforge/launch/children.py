@@ -47,7 +47,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class StackLine:
-    """A line of the stacks that a child was asked for."""
+    """A line of the stack that a child was asked for."""
 
     child: str
     line: str

@@ -71,7 +71,7 @@ class WorkerConcluded:
 
 @dataclass(frozen=True, slots=True)
 class StacksDumped:
-    """The worker wrote down the stacks of its threads."""
+    """The worker wrote down its script's stack."""
 
     worker: str
     text: str

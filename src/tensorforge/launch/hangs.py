@@ -44,7 +44,7 @@ class HangWatch:
             self._blameless = 0
 
     def dumped(self, worker: str, text: str) -> None:
-        """A worker answered with its stacks."""
+        """A worker answered with its stack."""
         if self._asked_at is not None:
             self._stacks[worker] = text
 

@@ -64,7 +64,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class DumpStacks:
-    """Have a worker write down the stacks of its threads; the answer is a `StacksDumped`."""
+    """Have a worker write down its script's stack; the answer is a `StacksDumped`."""
 
     worker: str
 

@@ -289,9 +289,7 @@ class Launcher:
                     self._stacks_asked.discard(child)
                     self._happened(StacksDumped(child, text))
                 else:
-                    asked = (
-                        f"{child} was asked for its stacks by someone; all of them are in its log"
-                    )
+                    asked = f"{child} was asked for its stack by someone; it is in its log, too"
                     self._display.say(Say(asked, Level.INFO, child, script_stack(text)))
 
     def _obey(self, instructions: list[Instruction]) -> None:

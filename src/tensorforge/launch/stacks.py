@@ -1,12 +1,13 @@
-"""Reading the stacks that a worker dumped: is its training code at work, or waiting for others?"""
+"""Reading the stack that a worker dumped: is its training code at work, or waiting for others?"""
 
 from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-_THREAD = re.compile(r"^(?:Current thread|Thread) (0x[0-9a-f]+)")
+_HEADING = "(most recent call first):"
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$')
 _BOOTSTRAP = "tensorforge/launch/bootstrap.py"
 _TRAINING = "tensorforge/train/"
@@ -23,28 +24,18 @@ class Frame:
     function: str
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadStack:
-    """The calls of one thread, the most recent first."""
+def parse_stack(text: str) -> list[Frame]:
+    """The calls of the last stack in a `faulthandler` dump, the most recent first.
 
-    thread: str
-    frames: tuple[Frame, ...]
-
-    @property
-    def runs_the_script(self) -> bool:
-        """Whether the bootstrap started the user's script on this thread."""
-        return any(frame.file.endswith(_BOOTSTRAP) for frame in self.frames)
-
-
-def parse_stacks(text: str) -> tuple[ThreadStack, ...]:
-    """The threads of a `faulthandler` dump; lines that are no part of one are passed over."""
-    stacks: list[tuple[str, list[Frame]]] = []
+    Lines that are no part of one are passed over.
+    """
+    frames: list[Frame] = []
     for line in text.splitlines():
-        if thread := _THREAD.match(line):
-            stacks.append((thread[1], []))
-        elif stacks and (frame := _FRAME.match(line)):
-            stacks[-1][1].append(Frame(frame["file"], int(frame["line"]), frame["function"]))
-    return tuple(ThreadStack(thread, tuple(frames)) for thread, frames in stacks)
+        if line.endswith(_HEADING):
+            frames.clear()
+        elif frame := _FRAME.match(line):
+            frames.append(Frame(frame["file"], int(frame["line"]), frame["function"]))
+    return frames
 
 
 def is_waiting_for_peers(text: str) -> bool:
@@ -52,27 +43,30 @@ def is_waiting_for_peers(text: str) -> bool:
 
     Then it is not this worker that hangs. Without a recognisable stack the answer is no.
     """
-    return any(_waits(stack) for stack in parse_stacks(text) if stack.runs_the_script)
+    frames = parse_stack(text)
+    return _runs_the_script(frames) and _waits(frames)
 
 
 def script_stack(text: str) -> str:
-    """What people want to see of a dump: the thread that runs the script, without what started it.
+    """What people want to see of a dump: the script's calls, without what started it.
 
-    If that cannot be told apart, the whole dump.
+    If they cannot be told apart, the whole dump.
     """
-    for stack in parse_stacks(text):
-        if stack.runs_the_script:
-            own = itertools.takewhile(lambda f: not f.file.endswith(_BOOTSTRAP), stack.frames)
-            lines = [
-                f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in own
-            ]
-            return "\n".join(["the script's stack (most recent call first):", *lines])
-    return text
+    frames = parse_stack(text)
+    if not _runs_the_script(frames):
+        return text
+    own = itertools.takewhile(lambda frame: not frame.file.endswith(_BOOTSTRAP), frames)
+    lines = [f'  File "{frame.file}", line {frame.line} in {frame.function}' for frame in own]
+    return "\n".join([f"the script's stack {_HEADING}", *lines])
 
 
-def _waits(stack: ThreadStack) -> bool:
+def _runs_the_script(frames: Iterable[Frame]) -> bool:
+    return any(frame.file.endswith(_BOOTSTRAP) for frame in frames)
+
+
+def _waits(frames: Iterable[Frame]) -> bool:
     """The most recent code that is no library's tells: ours, in a place that waits, or the user's."""
-    for frame in stack.frames:
+    for frame in frames:
         if _TRAINING in frame.file:
             if frame.function in _WAITING:
                 return True

@@ -164,7 +164,8 @@ class _Process:
         code = self._process.exitcode
         how = "closed its connection" if code is None else f"ended with code {code}"
         if code is not None and code < 0:
-            how = f"was killed by {signal.Signals(-code).name}"
+            names = {each.value: each.name for each in signal.Signals}
+            how = f"was killed by {names.get(-code, f'signal {-code}')}"
         return UnavailableError(f"{self._process.name} (pid {self._process.pid}) {how}")
 
     def hang_up(self) -> None:

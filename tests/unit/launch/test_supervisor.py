@@ -513,15 +513,12 @@ def test_a_worker_that_the_coordinator_gave_up_has_some_time_to_come_back():
     assert "given up by the coordinator (silent for 10 s)" in driver.said[-1]
 
 
-AT_WORK = """Current thread 0x00007f (most recent call first):
+AT_WORK = """Stack (most recent call first):
   File "/job/train.py", line 9 in loss
   File "/job/train.py", line 20 in <module>
   File "/x/tensorforge/launch/bootstrap.py", line 88 in _run_script
 """
-WAITING = """Thread 0x00007e (most recent call first):
-  File "/usr/lib/python3.11/threading.py", line 324 in wait
-
-Current thread 0x00007f (most recent call first):
+WAITING = """Stack (most recent call first):
   File "/x/tensorforge/train/group.py", line 70 in wait
   File "/x/tensorforge/train/run.py", line 99 in commit
   File "/job/train.py", line 21 in <module>
@@ -564,7 +561,7 @@ def test_progress_while_the_stacks_are_collected_acquits_everyone():
     assert driver.wait(DUMP_TIMEOUT) == []
 
 
-IN_A_HOOK = """Current thread 0x00007f (most recent call first):
+IN_A_HOOK = """Stack (most recent call first):
   File "/x/lib/python3.11/site-packages/torch/nn/utils.py", line 7 in clip
   File "/job/train.py", line 9 in before_update
   File "/x/tensorforge/train/run.py", line 99 in commit
