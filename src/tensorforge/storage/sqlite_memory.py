@@ -28,5 +28,5 @@ def stop_counting_memory() -> bool:
     configure.argtypes = [ctypes.c_int]  # what comes after is variadic
     if memory_used() or shutdown() != _SQLITE_OK:
         return False
-    is_off = configure(_SQLITE_CONFIG_MEMSTATUS, ctypes.c_int(0)) == _SQLITE_OK
-    return initialize() == _SQLITE_OK and is_off
+    configured = configure(_SQLITE_CONFIG_MEMSTATUS, ctypes.c_int(0))
+    return bool(initialize() == configured == _SQLITE_OK)
