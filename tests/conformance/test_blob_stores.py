@@ -1,4 +1,4 @@
-"""Every store keeps the same promises: a folder, memory, and S3 and Azure on real servers."""
+"""Every store keeps the same promises: a folder, memory, S3 and Azure on real servers, GCS by translation."""
 
 import pytest
 import torch
@@ -18,6 +18,7 @@ from tensorforge.storage.object_store import ObjectStore
 from tensorforge.storage.opening import open_store
 from tensorforge.testing.azure import ACCOUNT, azurite_program, running_azure
 from tensorforge.testing.blob_conformance import BlobStoreConformance
+from tensorforge.testing.gcs import running_gcs
 from tensorforge.testing.s3 import running_s3
 
 
@@ -143,6 +144,36 @@ class TestAzureStore(BlobStoreConformance):
             for put in (store.write, store.create):
                 with pytest.raises(
                     (PermissionDeniedError, AuthenticationError), match="az://tests"
+                ):
+                    put("a", b"x")
+
+
+@pytest.fixture(scope="module")
+def gcs_server():
+    with running_gcs() as server:
+        yield server
+
+
+class TestGcsStore(BlobStoreConformance):
+    @pytest.fixture
+    def store(self, gcs_server):
+        made = gcs_server.store()
+        yield made
+        made.close()
+
+    def test_is_opened_by_its_url_and_the_usual_environment(self, store, gcs_server, monkeypatch):
+        for name, value in gcs_server.environment.items():
+            monkeypatch.setenv(name, value)
+        store.write("a", b"x")
+        again = open_store(store.url)
+        assert again.read("a") == b"x"
+        again.close()
+
+    def test_a_wrong_token_is_a_clear_error(self, gcs_server):
+        with gcs_server.store("x", token="wrong") as store:
+            for put in (store.write, store.create):
+                with pytest.raises(
+                    (PermissionDeniedError, AuthenticationError), match="gs://tests"
                 ):
                     put("a", b"x")
 

@@ -28,8 +28,9 @@ _ATTEMPTS = 3
 class S3Server:
     """A running server. `store()` opens a part of its bucket that nobody else uses."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, anonymous: bool = False) -> None:
         self._folder = folder
+        self._anonymous = anonymous
         self._ports = _free_ports(2 * len(_SERVICES))
         self.process = self._start()
 
@@ -100,7 +101,9 @@ class S3Server:
         config = self._folder / "s3.json"
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
         identity = {"name": "tests", "credentials": [_ACCESS], "actions": actions}
-        config.write_text(json.dumps({"identities": [identity]}))
+        everybody = {"name": "anonymous", "actions": actions}
+        identities = [identity, everybody] if self._anonymous else [identity]
+        config.write_text(json.dumps({"identities": identities}))
         (self._folder / "data").mkdir(exist_ok=True)
         with (self._folder / "log").open("wb") as log:
             return subprocess.Popen(  # noqa: S603  the program is this environment's own
@@ -139,12 +142,15 @@ class S3Server:
 
 
 @contextlib.contextmanager
-def running_s3() -> Iterator[S3Server]:
-    """Start a server, yield it when it is ready, stop it and remove its folder."""
+def running_s3(*, anonymous: bool = False) -> Iterator[S3Server]:
+    """Start a server, yield it when it is ready, stop it and remove its folder.
+
+    If `anonymous`, requests without credentials may do everything, too.
+    """
     folder = Path(tempfile.mkdtemp(prefix="tensorforge-s3-"))
     server = None
     try:
-        server = _started(folder)
+        server = _started(folder, anonymous=anonymous)
         yield server
     finally:
         if server is not None:
@@ -152,11 +158,11 @@ def running_s3() -> Iterator[S3Server]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _started(folder: Path) -> S3Server:
+def _started(folder: Path, *, anonymous: bool) -> S3Server:
     """A server that is ready; somebody may take a free port before it does, so it tries others."""
     attempt = 0
     while True:
-        server = S3Server(folder)
+        server = S3Server(folder, anonymous=anonymous)
         attempt += 1
         try:
             server.wait_until_ready()
