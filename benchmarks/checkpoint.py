@@ -2,8 +2,8 @@
 
     python benchmarks/checkpoint.py [--quick] [--gigabytes 1] [--repeats 5] [--only save load] [--folder DIR]
 
-Everything is measured in one run, in shuffled order, and compared by medians. Where ours is compared with the
-disk's limit, the two alternate, and each of ours is divided by the limits before and after it: a shared disk
+Everything is measured in one run, in shuffled order, and compared by medians. Where ours is compared "in
+turns", the two alternate, and each of ours is compared with the other's before and after it: a shared disk
 drifts. "full" means that the page cache is large before a save, which is the best case of those who write
 through it. Loads are "warm" (the file lies in the page cache) or "cold" (it does not).
 """

@@ -127,8 +127,8 @@ class Side:
         self._members = []
         for rank in range(world):
             here, there = context.Pipe()
-            settings = (rank, world, port, shards, micro, steps, there)
-            member = context.Process(target=take_part, args=(function, *settings))
+            settings = (rank, world, port, shards, micro, steps)
+            member = context.Process(target=take_part, args=(there, function, *settings))
             member.start()
             self._pipes.append(here)
             self._members.append(member)
@@ -149,11 +149,9 @@ class Side:
         return max(pipe.recv() for pipe in self._pipes)
 
 
-def take_part(function: Any, *settings: Any) -> None:
-    *others, pipe = settings
-    turns = Turns(pipe)
-    function(*others, turns)
-    pipe.send(0.0)
+def take_part(pipe: Connection, function: Any, *settings: int) -> None:
+    function(*settings, Turns(pipe))
+    pipe.send(0.0)  # the last step is over
 
 
 def compare(world: int, shards: int, micro: int, steps: int) -> tuple[list[float], list[float]]:
