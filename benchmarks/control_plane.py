@@ -25,7 +25,7 @@ from pathlib import Path
 import grpc
 import psutil
 
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic import CoordinatorClient, ElasticTrainingConfig, messages
 from tensorforge.elastic.commands import SERVICE
 from tensorforge.elastic.records import RescaleRecord

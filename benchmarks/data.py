@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from tensorforge.cluster.config import ElasticTrainingConfig, RedistributionType
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig, RedistributionType
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.data import DataRedistributor, ShuffledOrder
 from workloads.loopback import MIB, SHARDS, STREAMS, Loopback, has_iperf3, iperf3
 

@@ -1,7 +1,7 @@
 import pytest
 from tests.integration.train_cases import make_run, train, work
 
-from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.testing.cluster import LocalCluster, forking_context
 
 

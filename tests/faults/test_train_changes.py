@@ -10,7 +10,7 @@ from tests.integration.train_cases import make_run, train
 from torch.nn import functional as F  # noqa: N812
 
 from tensorforge.catalog import CheckpointSchedule
-from tensorforge.cluster.config import AdaptationStrategy
+from tensorforge.cluster.elastic_config import AdaptationStrategy
 from tensorforge.testing.storms import check_history
 from tensorforge.train import CheckpointPlan
 

@@ -11,7 +11,7 @@ import torch
 from tests.integration.train_cases import MLP
 from torch.nn import functional as F  # noqa: N812
 
-from tensorforge.cluster.config import RedistributionType
+from tensorforge.cluster.elastic_config import RedistributionType
 from tensorforge.data.packed import PackedDataset, pack_array
 from tensorforge.data.shards import partition
 from tensorforge.storage.local import LocalStore

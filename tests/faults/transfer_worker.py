@@ -4,7 +4,7 @@ import contextlib
 import json
 import sys
 
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.data import (
     DataShard,
     DataTransfer,

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from tensorforge.cluster.config import ElasticTrainingConfig, RedistributionType
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig, RedistributionType
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.data import DataRedistributor, HistoryWriter, Ledger, prove_history
 
 HISTORIES, PER_TEST = 1000, 100

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tensorforge.cluster.config import ElasticTrainingConfig, RedistributionType
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig, RedistributionType
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.data import DataRedistributor, DataShard, IntervalSet, PlanProblemKind, partition
 from tensorforge.data.balance import deal, minimum_moves, move_least
 from tensorforge.data.intervals import NOTHING

@@ -16,7 +16,7 @@ import msgspec
 import typer
 
 from tensorforge.cli._cluster import AsJson, Ca, Cert, Key, tls_options
-from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.errors import InvalidInputError
 from tensorforge.security import TokenStore
 

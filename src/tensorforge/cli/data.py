@@ -15,9 +15,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from tensorforge.cluster.config import ElasticTrainingConfig, RedistributionType
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig, RedistributionType
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.data import (
     DataRedistributionPlan,
     DataRedistributor,

@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.launch.instructions import Outcome
 from tensorforge.launch.policy import SupervisionPolicy
 from tensorforge.launch.settings import LaunchSettings

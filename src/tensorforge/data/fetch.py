@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.data.buffers import BufferHandle, BufferPool, HostBuffers
 from tensorforge.data.packed import Origin
 from tensorforge.data.segment import BLOCK, checksum

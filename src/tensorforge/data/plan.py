@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from tensorforge.cluster.config import RedistributionType
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.elastic_config import RedistributionType
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.data.intervals import NOTHING, IntervalSet
 from tensorforge.data.shards import DataShard
 

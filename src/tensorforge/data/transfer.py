@@ -12,8 +12,8 @@ from types import TracebackType
 from typing import Self
 
 from tensorforge.capacity import RollingWindow
-from tensorforge.cluster.config import ElasticTrainingConfig
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.data.buffers import BufferPool, HostBuffers
 from tensorforge.data.fetch import Cancellation, Fetcher
 from tensorforge.data.packed import Origin

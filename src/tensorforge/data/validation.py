@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
-from tensorforge.cluster.config import RedistributionType
+from tensorforge.cluster.elastic_config import RedistributionType
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.data.balance import minimum_moves
 from tensorforge.data.intervals import NOTHING, IntervalSet, Range, union
 from tensorforge.data.plan import DataRedistributionPlan, DataTransfer, Ownership

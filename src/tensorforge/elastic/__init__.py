@@ -21,16 +21,16 @@ client.py        what operators and launchers talk to
 
 from typing import TYPE_CHECKING, Any
 
-from tensorforge.cluster.config import (
+from tensorforge.cluster.elastic_config import (
     AdaptationStrategy,
     ElasticTrainingConfig,
     RedistributionType,
     RescaleType,
 )
-from tensorforge.cluster.events import RescalingEvent
-from tensorforge.cluster.state import GlobalTrainingState
+from tensorforge.cluster.global_state import GlobalTrainingState
+from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology, TopologyHolder
-from tensorforge.cluster.worker import WORKER_LIFECYCLE, WorkerId, WorkerMetadata, WorkerStatus
+from tensorforge.cluster.workers import WORKER_LIFECYCLE, WorkerId, WorkerMetadata, WorkerStatus
 from tensorforge.elastic.learning_rate import adapt_learning_rate
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 
-from tensorforge.cluster.config import ElasticTrainingConfig
-from tensorforge.cluster.worker import WorkerStatus
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.workers import WorkerStatus
 from tensorforge.elastic import messages
 from tensorforge.elastic.barrier import Barrier
 from tensorforge.elastic.chronicle import Chronicle

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.elastic import inputs
 from tensorforge.elastic.access import Gate, TlsOptions
 from tensorforge.elastic.instructions import Note

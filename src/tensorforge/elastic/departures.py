@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorforge.cluster.worker import WorkerStatus
+from tensorforge.cluster.workers import WorkerStatus
 from tensorforge.elastic import messages, records
 from tensorforge.elastic.cluster_state import Cause, ClusterState, Phase
 from tensorforge.elastic.roster import Participant

@@ -6,8 +6,8 @@ from datetime import datetime
 
 import msgspec
 
-from tensorforge.cluster.config import RescaleType
-from tensorforge.cluster.worker import WorkerId, WorkerStatus
+from tensorforge.cluster.elastic_config import RescaleType
+from tensorforge.cluster.workers import WorkerId, WorkerStatus
 from tensorforge.elastic import messages, records
 from tensorforge.elastic.cluster_state import Cause, ClusterState, Phase
 from tensorforge.elastic.departures import Departures

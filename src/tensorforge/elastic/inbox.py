@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from tensorforge.cluster.events import RescalingEvent
-from tensorforge.cluster.state import GlobalTrainingState
+from tensorforge.cluster.global_state import GlobalTrainingState
+from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.elastic import messages
 from tensorforge.elastic.outgoing import ABOUT_A_GENERATION, ABOUT_THE_WORKER, Outgoing
 from tensorforge.elastic.worker_state import WorkerState

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tensorforge.cluster.config import AdaptationStrategy
+from tensorforge.cluster.elastic_config import AdaptationStrategy
 from tensorforge.errors import InvalidInputError
 
 

@@ -23,8 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tensorforge.cluster.config import ElasticTrainingConfig
-from tensorforge.cluster.worker import WorkerStatus
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.workers import WorkerStatus
 from tensorforge.elastic import inputs, messages, records
 from tensorforge.elastic.admission import Admission
 from tensorforge.elastic.cluster_state import ClusterState, Phase, Suspicion

@@ -10,11 +10,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Self
 
-from tensorforge.cluster.config import ElasticTrainingConfig
-from tensorforge.cluster.events import RescalingEvent
-from tensorforge.cluster.state import GlobalTrainingState
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.global_state import GlobalTrainingState
+from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.cluster.worker import WorkerId, WorkerMetadata, WorkerStatus
+from tensorforge.cluster.workers import WorkerId, WorkerMetadata, WorkerStatus
 from tensorforge.elastic import messages
 from tensorforge.elastic.access import TlsOptions
 from tensorforge.elastic.connection import Connection

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.errors import EncodingError
 
 PROTOCOL = 1

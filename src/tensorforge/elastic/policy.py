@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.errors import ConfigurationError
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, TypeAlias
 
 import msgspec
 
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.errors import EncodingError
 
 HISTORY = 200

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from tensorforge.cluster.worker import WORKER_LIFECYCLE, WorkerId, WorkerStatus
+from tensorforge.cluster.workers import WORKER_LIFECYCLE, WorkerId, WorkerStatus
 from tensorforge.elastic.messages import Progress
 from tensorforge.elastic.records import Seat
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 
 RECONNECT_LEAST, RECONNECT_MOST = 0.05, 1.0
 """The pause before a worker tries to reconnect grows from the first to the second, in seconds."""

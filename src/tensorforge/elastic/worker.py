@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 
-from tensorforge.cluster.config import ElasticTrainingConfig
-from tensorforge.cluster.events import RescalingEvent
-from tensorforge.cluster.state import GlobalTrainingState
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.global_state import GlobalTrainingState
+from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.access import TlsOptions
 from tensorforge.elastic.hooks import RedistributionPlan, StateHooks
 from tensorforge.elastic.inbox import tell

@@ -8,10 +8,10 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 
-from tensorforge.cluster.events import RescalingEvent
-from tensorforge.cluster.state import GlobalTrainingState
+from tensorforge.cluster.global_state import GlobalTrainingState
+from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.cluster.worker import WORKER_LIFECYCLE, WorkerId, WorkerMetadata, WorkerStatus
+from tensorforge.cluster.workers import WORKER_LIFECYCLE, WorkerId, WorkerMetadata, WorkerStatus
 from tensorforge.elastic import messages
 from tensorforge.elastic.formation import Formation
 from tensorforge.errors import (

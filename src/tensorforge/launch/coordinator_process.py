@@ -15,7 +15,7 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.elastic.access import ROLES
 from tensorforge.elastic.token_files import load_or_issue
 from tensorforge.encoding import decode, encode

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.encoding import encode
 from tensorforge.errors import ConfigurationError, InvalidInputError, NotFoundError
 from tensorforge.launch.policy import SupervisionPolicy

@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
 
-from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.elastic.access import ROLES, is_loopback
 from tensorforge.elastic.token_files import load_or_issue
 from tensorforge.encoding import encode

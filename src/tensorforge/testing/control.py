@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from tensorforge.cluster.config import ElasticTrainingConfig
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic import inputs, messages
 from tensorforge.elastic.instructions import Close, Instruction, Note, Record, Send
 from tensorforge.elastic.machine import Machine

@@ -19,8 +19,8 @@ from typing import Any, TextIO
 
 import msgspec
 
-from tensorforge.cluster.config import ElasticTrainingConfig
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.formation import Formation
 from tensorforge.elastic.worker import ElasticWorker
 from tensorforge.errors import ClosedError, StaleGenerationError, TrainingAbortedError

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import msgspec
 
-from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.elastic.access import is_loopback
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.elastic.token_files import read_token

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from tensorforge.cluster.config import AdaptationStrategy
+from tensorforge.cluster.elastic_config import AdaptationStrategy
 from tensorforge.data.order import ShardLocalOrder, ShuffledOrder
 from tensorforge.errors import ConfigurationError
 

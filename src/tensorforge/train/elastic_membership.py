@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorforge.cluster.config import ElasticTrainingConfig
-from tensorforge.cluster.events import RescalingEvent
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.rescaling import RescalingEvent
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.access import TlsOptions
 from tensorforge.elastic.worker import ElasticWorker
 from tensorforge.encoding import decode

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol
 
-from tensorforge.cluster.config import ElasticTrainingConfig
-from tensorforge.cluster.events import RescalingEvent
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.errors import ConfigurationError, TrainingAbortedError
 
 

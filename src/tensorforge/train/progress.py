@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from tensorforge.cluster.config import AdaptationStrategy
+from tensorforge.cluster.elastic_config import AdaptationStrategy
 from tensorforge.data.ledger import Ledger
 from tensorforge.data.shards import DataShard
 from tensorforge.elastic.learning_rate import adapt_learning_rate

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 
-from tensorforge.cluster.events import RescalingEvent
+from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.errors import DeadlineExceededError, StaleGenerationError
 from tensorforge.train.group import GenerationGroup, GenerationStore, GroupAbortedError

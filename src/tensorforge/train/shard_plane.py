@@ -15,9 +15,9 @@ import ssl
 from dataclasses import dataclass
 from typing import Any
 
-from tensorforge.cluster.config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.data.intervals import IntervalSet
 from tensorforge.data.plan import DataRedistributionPlan, DataTransfer
 from tensorforge.data.redistributor import DataRedistributor

@@ -1,8 +1,8 @@
 import pytest
 
-from tensorforge.cluster.config import ElasticTrainingConfig, RedistributionType
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig, RedistributionType
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.data import DataRedistributor, DataShard, DataTransfer, IntervalSet, partition
 from tensorforge.errors import ConfigurationError, ConflictError, InvalidInputError
 

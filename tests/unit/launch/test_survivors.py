@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.records import Seat
 from tensorforge.launch.survivors import is_gone
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from tensorforge.cluster.config import RescaleType
+from tensorforge.cluster.elastic_config import RescaleType
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.cluster.worker import WorkerId
+from tensorforge.cluster.workers import WorkerId
 from tensorforge.errors import InvalidInputError
 
 
