@@ -26,9 +26,10 @@ import grpc
 import psutil
 
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.elastic import CoordinatorClient, ElasticTrainingConfig, messages
-from tensorforge.elastic.commands import SERVICE
-from tensorforge.elastic.records import RescaleRecord
+from tensorforge.elastic import CoordinatorClient, ElasticTrainingConfig
+from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
+from tensorforge.elastic.protocol import messages
+from tensorforge.elastic.protocol.commands import SERVICE
 from tensorforge.statistics import percentile
 from tensorforge.testing.processes import LocalCluster
 

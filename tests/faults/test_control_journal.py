@@ -8,15 +8,15 @@ import pytest
 import sqlalchemy as sa
 
 from tensorforge.elastic import ElasticTrainingConfig
-from tensorforge.elastic.journal import ENTRIES, Journal
+from tensorforge.elastic.coordinator.journal import ENTRIES, Journal
 from tensorforge.storage.database import Database
 from tensorforge.testing.processes import LocalCluster
 
 WRITER = """
 import sys, threading
 import sqlalchemy as sa
-from tensorforge.elastic.journal import Journal
-from tensorforge.elastic.records import TargetSet
+from tensorforge.elastic.coordinator.journal import Journal
+from tensorforge.elastic.coordinator.machine.journal_records import TargetSet
 from tensorforge.storage.database import Database
 
 url, moment = sys.argv[1:]

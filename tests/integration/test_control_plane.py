@@ -12,8 +12,8 @@ from tensorforge.elastic import (
     ElasticTrainingConfig,
     ElasticWorker,
     WorkerId,
-    journal,
 )
+from tensorforge.elastic.coordinator import journal
 from tensorforge.errors import ConflictError, TrainingAbortedError, UnavailableError
 from tensorforge.storage.database import Database
 from tensorforge.testing.loop import TrainingLoop

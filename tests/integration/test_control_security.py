@@ -20,9 +20,9 @@ from tensorforge.elastic import (
     ElasticWorker,
     TlsOptions,
     WorkerId,
-    messages,
 )
-from tensorforge.elastic.commands import SERVICE
+from tensorforge.elastic.protocol import messages
+from tensorforge.elastic.protocol.commands import SERVICE
 from tensorforge.errors import (
     AuthenticationError,
     ConfigurationError,

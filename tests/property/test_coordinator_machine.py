@@ -17,9 +17,11 @@ from hypothesis.stateful import (
     rule,
 )
 
-from tensorforge.elastic import ElasticTrainingConfig, inputs, messages, records
-from tensorforge.elastic.cluster_state import Phase
-from tensorforge.elastic.instructions import Record, Send
+from tensorforge.elastic import ElasticTrainingConfig
+from tensorforge.elastic.coordinator.machine import inputs, journal_records
+from tensorforge.elastic.coordinator.machine.cluster_state import Phase
+from tensorforge.elastic.coordinator.machine.instructions import Record, Send
+from tensorforge.elastic.protocol import messages
 from tensorforge.errors import ConfigurationError
 from tensorforge.testing.control import SimulatedCluster
 
@@ -76,7 +78,9 @@ class CoordinatorModel(RuleBasedStateMachine):
         instructions = self.feed(event)
         self.check_journal_first(instructions)
         for instruction in instructions:
-            if isinstance(instruction, Record) and isinstance(instruction.entry, records.Decided):
+            if isinstance(instruction, Record) and isinstance(
+                instruction.entry, journal_records.Decided
+            ):
                 before = self.check_decision(instruction.entry, before, old_members)
                 old_members = tuple(seat.worker for seat in instruction.entry.seats)
             if isinstance(instruction, Send):
@@ -86,7 +90,9 @@ class CoordinatorModel(RuleBasedStateMachine):
     def check_journal_first(self, instructions):
         durable = max(self.topologies)
         for instruction in instructions:
-            if isinstance(instruction, Record) and isinstance(instruction.entry, records.Decided):
+            if isinstance(instruction, Record) and isinstance(
+                instruction.entry, journal_records.Decided
+            ):
                 durable = instruction.entry.generation
             if isinstance(instruction, Send) and isinstance(instruction.message, messages.Rescale):
                 assert instruction.message.generation <= durable, "journaled before announced"

@@ -13,9 +13,9 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tensorforge.elastic.messages import State
-from tensorforge.elastic.records import RescaleRecord
-from tensorforge.elastic.view import ClusterView, WorkerView
+from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
+from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
+from tensorforge.elastic.protocol.messages import State
 from tensorforge.launch.departures import EXPLANATION_TIMEOUT
 from tensorforge.launch.events import CoordinatorExited, CoordinatorStarted, Tick, WorkerExited
 from tensorforge.launch.instructions import Retire, SetTarget, StartCoordinator, StartWorker

@@ -13,10 +13,10 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 import typer
 
-from tensorforge.elastic.access import TlsOptions
 from tensorforge.elastic.client import CoordinatorClient
-from tensorforge.elastic.token_files import read_token
-from tensorforge.elastic.view import ClusterView
+from tensorforge.elastic.protocol.access import TlsOptions
+from tensorforge.elastic.protocol.cluster_view import ClusterView
+from tensorforge.elastic.protocol.token_files import read_token
 from tensorforge.errors import InvalidInputError, NotFoundError, UnavailableError
 
 Address = Annotated[

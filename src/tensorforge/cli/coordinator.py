@@ -106,7 +106,7 @@ def coordinator(
 
     Exit code 0: the run completed, or was told to stop; 3: it aborted; 1: an error.
     """
-    from tensorforge.elastic.coordinator import ElasticCoordinator
+    from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
 
     options = {
         "min_workers": min_workers,
@@ -164,8 +164,8 @@ def coordinator(
 
 
 def _tokens(job: Path | None, join: Path | None, observe: Path | None) -> TokenStore | None:
-    from tensorforge.elastic import access
-    from tensorforge.elastic.token_files import load_or_issue
+    from tensorforge.elastic.protocol import access
+    from tensorforge.elastic.protocol.token_files import load_or_issue
 
     wanted = [
         (job, "job", access.ROLES),

@@ -24,7 +24,7 @@ from tensorforge.cli._cluster import (
     token_of,
 )
 from tensorforge.cli.run import script_arguments
-from tensorforge.elastic.token_files import read_token
+from tensorforge.elastic.protocol.token_files import read_token
 from tensorforge.errors import ConflictError, PermissionDeniedError
 from tensorforge.launch.settings import require_script
 

@@ -34,22 +34,22 @@ from tensorforge.cluster.workers import WORKER_LIFECYCLE, WorkerId, WorkerMetada
 from tensorforge.elastic.learning_rate import adapt_learning_rate
 
 if TYPE_CHECKING:
-    from tensorforge.elastic.access import TlsOptions
     from tensorforge.elastic.client import CoordinatorClient
-    from tensorforge.elastic.coordinator import ElasticCoordinator
-    from tensorforge.elastic.formation import Formation
-    from tensorforge.elastic.hooks import StateHooks
-    from tensorforge.elastic.messages import MemberReport
-    from tensorforge.elastic.worker import ElasticWorker
+    from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
+    from tensorforge.elastic.protocol.access import TlsOptions
+    from tensorforge.elastic.protocol.formation import Formation
+    from tensorforge.elastic.protocol.messages import MemberReport
+    from tensorforge.elastic.worker.hooks import StateHooks
+    from tensorforge.elastic.worker.worker import ElasticWorker
 
 _LAZY = {
     "CoordinatorClient": "client",
-    "ElasticCoordinator": "coordinator",
-    "ElasticWorker": "worker",
-    "Formation": "formation",
-    "MemberReport": "messages",
-    "StateHooks": "hooks",
-    "TlsOptions": "access",
+    "ElasticCoordinator": "coordinator.coordinator",
+    "ElasticWorker": "worker.worker",
+    "Formation": "protocol.formation",
+    "MemberReport": "protocol.messages",
+    "StateHooks": "worker.hooks",
+    "TlsOptions": "protocol.access",
 }
 
 

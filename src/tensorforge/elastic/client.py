@@ -8,9 +8,9 @@ from typing import Any, Self
 import grpc
 import msgspec
 
-from tensorforge.elastic import commands
-from tensorforge.elastic.access import TlsOptions, call_metadata, open_channel
-from tensorforge.elastic.view import ClusterView
+from tensorforge.elastic.protocol import commands
+from tensorforge.elastic.protocol.access import TlsOptions, call_metadata, open_channel
+from tensorforge.elastic.protocol.cluster_view import ClusterView
 from tensorforge.errors import (
     AuthenticationError,
     ConflictError,

@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 
 from tensorforge.elastic.client import CoordinatorClient
-from tensorforge.elastic.view import ClusterView, WorkerView
+from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.errors import ConflictError, TensorForgeError
 from tensorforge.launch import invariants
 from tensorforge.launch.invariants import Verdict

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
-from tensorforge.elastic.access import ROLES
-from tensorforge.elastic.token_files import load_or_issue
+from tensorforge.elastic.protocol.access import ROLES
+from tensorforge.elastic.protocol.token_files import load_or_issue
 from tensorforge.encoding import decode, encode
 from tensorforge.errors import TensorForgeError
 from tensorforge.launch.bootstrap import Reporter, die_with_launcher
@@ -53,7 +53,7 @@ class CoordinatorSettings:
 
 def serve(settings: CoordinatorSettings, reporter: Reporter) -> None:
     """Serve until SIGTERM."""
-    from tensorforge.elastic.coordinator import (
+    from tensorforge.elastic.coordinator.coordinator import (
         ElasticCoordinator,
     )  # with a database: not for launchers
 

@@ -15,8 +15,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tensorforge.elastic.access import ROLES, is_loopback
-from tensorforge.elastic.token_files import load_or_issue
+from tensorforge.elastic.protocol.access import ROLES, is_loopback
+from tensorforge.elastic.protocol.token_files import load_or_issue
 from tensorforge.errors import NotFoundError
 from tensorforge.launch.bootstrap import PRELOAD, STACKS_SIGNAL, STOP_SIGNAL
 from tensorforge.launch.children import (

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from tensorforge.elastic.client import CoordinatorClient
-from tensorforge.elastic.view import ClusterView
+from tensorforge.elastic.protocol.cluster_view import ClusterView
 from tensorforge.errors import TensorForgeError
 from tensorforge.launch.observe import LAUNCHER
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from tensorforge.elastic.records import RescaleRecord
-from tensorforge.elastic.view import ClusterView, WorkerView
+from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
+from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.launch.events import (
     Event,
     GenerationFormed,

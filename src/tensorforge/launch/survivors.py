@@ -6,8 +6,8 @@ import socket
 
 import psutil
 
-from tensorforge.elastic.access import is_loopback
-from tensorforge.elastic.records import Seat
+from tensorforge.elastic.coordinator.machine.journal_records import Seat
+from tensorforge.elastic.protocol.access import is_loopback
 
 
 def is_gone(seat: Seat, host: str) -> bool:

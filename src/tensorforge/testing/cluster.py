@@ -20,14 +20,19 @@ from pathlib import Path
 from typing import Any, Self
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
-from tensorforge.elastic.access import ROLES, is_loopback
-from tensorforge.elastic.token_files import load_or_issue
+from tensorforge.elastic.protocol.access import ROLES, is_loopback
+from tensorforge.elastic.protocol.token_files import load_or_issue
 from tensorforge.encoding import encode
 from tensorforge.errors import DeadlineExceededError
 from tensorforge.security import TokenStore
 from tensorforge.train.runlog import read_run_logs
 
-PRELOADED = ("torch", "torch._dynamo", "tensorforge.train.run", "tensorforge.elastic.coordinator")
+PRELOADED = (
+    "torch",
+    "torch._dynamo",
+    "tensorforge.train.run",
+    "tensorforge.elastic.coordinator.coordinator",
+)
 _POLL_SECONDS = 0.01
 
 Main = Callable[..., None]
@@ -218,7 +223,7 @@ def _happens(condition: Callable[[], bool], timeout: float) -> bool:
 
 
 def _lead(settings: dict[str, Any], log: str) -> None:
-    from tensorforge.elastic.coordinator import ElasticCoordinator
+    from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
 
     with _logged(log):
         host, _, port = settings["address"].rpartition(":")

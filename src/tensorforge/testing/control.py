@@ -13,10 +13,22 @@ from typing import Any, TypeVar
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.elastic import inputs, messages
-from tensorforge.elastic.instructions import Close, Instruction, Note, Record, Send
-from tensorforge.elastic.machine import Machine
-from tensorforge.elastic.records import Entry, entry_from_json, entry_to_json, replay
+from tensorforge.elastic.coordinator.machine import inputs
+from tensorforge.elastic.coordinator.machine.instructions import (
+    Close,
+    Instruction,
+    Note,
+    Record,
+    Send,
+)
+from tensorforge.elastic.coordinator.machine.journal_records import (
+    Entry,
+    entry_from_json,
+    entry_to_json,
+    replay,
+)
+from tensorforge.elastic.coordinator.machine.machine import Machine
+from tensorforge.elastic.protocol import messages
 from tensorforge.testing.clock import ManualClock
 
 Message = TypeVar("Message")

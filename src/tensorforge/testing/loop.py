@@ -21,8 +21,8 @@ import msgspec
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.elastic.formation import Formation
-from tensorforge.elastic.worker import ElasticWorker
+from tensorforge.elastic.protocol.formation import Formation
+from tensorforge.elastic.worker.worker import ElasticWorker
 from tensorforge.errors import ClosedError, StaleGenerationError, TrainingAbortedError
 
 STEP_SECONDS = 0.02

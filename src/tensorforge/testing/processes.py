@@ -20,10 +20,10 @@ from typing import Any, Self
 import msgspec
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
-from tensorforge.elastic.access import is_loopback
 from tensorforge.elastic.client import CoordinatorClient
-from tensorforge.elastic.token_files import read_token
-from tensorforge.elastic.view import ClusterView
+from tensorforge.elastic.protocol.access import is_loopback
+from tensorforge.elastic.protocol.cluster_view import ClusterView
+from tensorforge.elastic.protocol.token_files import read_token
 from tensorforge.errors import DeadlineExceededError, UnavailableError
 
 PATIENCE = 60.0

@@ -13,8 +13,8 @@ from typing import Any
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.elastic.access import TlsOptions
-from tensorforge.elastic.worker import ElasticWorker
+from tensorforge.elastic.protocol.access import TlsOptions
+from tensorforge.elastic.worker.worker import ElasticWorker
 from tensorforge.encoding import decode
 from tensorforge.errors import (
     ClosedError,

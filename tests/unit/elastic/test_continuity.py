@@ -2,8 +2,10 @@
 
 import pytest
 
-from tensorforge.elastic import ElasticTrainingConfig, inputs, messages
-from tensorforge.elastic.cluster_state import Phase
+from tensorforge.elastic import ElasticTrainingConfig
+from tensorforge.elastic.coordinator.machine import inputs
+from tensorforge.elastic.coordinator.machine.cluster_state import Phase
+from tensorforge.elastic.protocol import messages
 from tensorforge.testing.control import SimulatedCluster
 
 RESCALE = 30.0

@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 
 import pytest
 
-from tensorforge.elastic import WorkerId, WorkerMetadata, WorkerStatus, messages
-from tensorforge.elastic.inbox import Callbacks, Inbox
-from tensorforge.elastic.outgoing import Outgoing
-from tensorforge.elastic.worker_state import WorkerState
+from tensorforge.elastic import WorkerId, WorkerMetadata, WorkerStatus
+from tensorforge.elastic.protocol import messages
+from tensorforge.elastic.worker.inbox import Callbacks, Inbox
+from tensorforge.elastic.worker.resend_buffer import Outgoing
+from tensorforge.elastic.worker.worker_state import WorkerState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 FENCED = messages.Refused(code=messages.REFUSED_FENCED, reason="w was taken out: its code raised")

@@ -6,8 +6,15 @@ import sys
 import pytest
 
 from tensorforge.elastic import WorkerId
-from tensorforge.elastic.journal import Holder, Journal
-from tensorforge.elastic.records import Decided, RunEnded, RunResumed, Seat, TargetSet, WasFormed
+from tensorforge.elastic.coordinator.journal import Holder, Journal
+from tensorforge.elastic.coordinator.machine.journal_records import (
+    Decided,
+    RunEnded,
+    RunResumed,
+    Seat,
+    TargetSet,
+    WasFormed,
+)
 from tensorforge.errors import ConflictError, EncodingError, StaleGenerationError
 from tensorforge.storage.database import Database
 from tensorforge.testing.clock import ManualClock

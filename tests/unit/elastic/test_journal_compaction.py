@@ -5,9 +5,11 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorforge.elastic import WorkerId, journal, records
-from tensorforge.elastic.journal import ENTRIES, Holder, Journal
-from tensorforge.elastic.records import (
+from tensorforge.elastic import WorkerId
+from tensorforge.elastic.coordinator import journal
+from tensorforge.elastic.coordinator.journal import ENTRIES, Holder, Journal
+from tensorforge.elastic.coordinator.machine import journal_records
+from tensorforge.elastic.coordinator.machine.journal_records import (
     Decided,
     RunEnded,
     RunResumed,
@@ -112,7 +114,7 @@ def test_compaction_changes_nothing_for_the_next_coordinator(database):
     assert after.desired_workers == 2
     assert after.committed == before.committed
     assert [record.reason for record in after.history] == ["reason 1", "reason 2"]
-    assert after.open_groups == (records.OpenGroup(2, seats("bc")),)
+    assert after.open_groups == (journal_records.OpenGroup(2, seats("bc")),)
 
 
 def test_other_runs_keep_their_entries(database):
@@ -173,7 +175,7 @@ def test_what_people_can_look_back_at_is_the_same_with_and_without_compaction(da
     plain, cut = Journal(database, "plain"), Journal(database, "cut")
     plain.open()
     cut.open()
-    for generation in range(1, records.HISTORY + 50):
+    for generation in range(1, journal_records.HISTORY + 50):
         entries = [decided(generation), WasFormed(generation=generation, forming_ms=generation)]
         plain.append(entries)
         cut.append(entries)
@@ -184,4 +186,4 @@ def test_what_people_can_look_back_at_is_the_same_with_and_without_compaction(da
     cut.release()
     shown = Journal(database, "cut").open().history
     assert shown == Journal(database, "plain").open().history
-    assert len(shown) == records.HISTORY
+    assert len(shown) == journal_records.HISTORY

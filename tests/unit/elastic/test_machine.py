@@ -2,11 +2,13 @@
 
 import pytest
 
-from tensorforge.elastic import ElasticTrainingConfig, inputs, messages, records
-from tensorforge.elastic.cluster_state import Phase
-from tensorforge.elastic.instructions import Record, Send
-from tensorforge.elastic.machine import Machine
-from tensorforge.elastic.timeouts import RECONNECT_MOST
+from tensorforge.elastic import ElasticTrainingConfig
+from tensorforge.elastic.coordinator.machine import inputs, journal_records
+from tensorforge.elastic.coordinator.machine.cluster_state import Phase
+from tensorforge.elastic.coordinator.machine.instructions import Record, Send
+from tensorforge.elastic.coordinator.machine.machine import Machine
+from tensorforge.elastic.protocol import messages
+from tensorforge.elastic.protocol.timeouts import RECONNECT_MOST
 from tensorforge.errors import ConfigurationError, ConflictError
 from tensorforge.testing.control import SimulatedCluster
 
@@ -699,4 +701,4 @@ def test_a_rescale_is_explained_with_its_times():
     assert record.removed == {"w1": "w1 failed: its stream broke"}
     assert record.moved == {"shards": 4, "bytes": 200}
     assert (record.old_size, record.new_size, record.type) == (3, 2, "scale_down")
-    assert records.replay(cluster.entries()).history[-1] == record
+    assert journal_records.replay(cluster.entries()).history[-1] == record

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorforge.elastic import WorkerId, commands, messages
+from tensorforge.elastic import WorkerId
+from tensorforge.elastic.protocol import commands, messages
 from tensorforge.errors import EncodingError
 
 HELLO = messages.Hello(protocol=1, worker=WorkerId("w", "h", 1), incarnation="i")

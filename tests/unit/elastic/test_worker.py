@@ -14,8 +14,8 @@ from tensorforge.elastic import (
     StateHooks,
     WorkerId,
     WorkerStatus,
-    messages,
 )
+from tensorforge.elastic.protocol import messages
 from tensorforge.errors import (
     ClosedError,
     ConfigurationError,

@@ -3,8 +3,9 @@ machine, and what the launcher makes of its view."""
 
 import pytest
 
-from tensorforge.elastic import ElasticTrainingConfig, inputs
-from tensorforge.elastic.view import view
+from tensorforge.elastic import ElasticTrainingConfig
+from tensorforge.elastic.coordinator.machine import inputs
+from tensorforge.elastic.protocol.cluster_view import view
 from tensorforge.launch.events import CoordinatorStarted
 from tensorforge.launch.instructions import SetTarget, StartWorker
 from tensorforge.launch.observe import Observer

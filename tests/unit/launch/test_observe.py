@@ -3,9 +3,9 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from tensorforge.elastic.messages import State
-from tensorforge.elastic.records import RescaleRecord, RunEnded
-from tensorforge.elastic.view import ClusterView, WorkerView
+from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord, RunEnded
+from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
+from tensorforge.elastic.protocol.messages import State
 from tensorforge.launch.events import (
     GenerationFormed,
     StepCommitted,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tensorforge.elastic.messages import FromCoordinator, Refused
-from tensorforge.elastic.records import Entry
+from tensorforge.elastic.coordinator.machine.journal_records import Entry
+from tensorforge.elastic.protocol.messages import FromCoordinator, Refused
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from tensorforge.elastic import inputs
-from tensorforge.elastic.messages import Name, Text
+from tensorforge.elastic.coordinator.machine import inputs
+from tensorforge.elastic.protocol.messages import Name, Text
 from tensorforge.errors import EncodingError
 
 SERVICE = "tensorforge.Coordinator"

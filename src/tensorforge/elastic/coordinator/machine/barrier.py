@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from tensorforge.elastic.messages import (
+from tensorforge.elastic.coordinator.machine.roster import Participant
+from tensorforge.elastic.protocol.messages import (
     FormationNotice,
     Formed,
     MemberReport,
@@ -13,7 +14,6 @@ from tensorforge.elastic.messages import (
     State,
     distinct_runs,
 )
-from tensorforge.elastic.roster import Participant
 
 
 class Barrier:

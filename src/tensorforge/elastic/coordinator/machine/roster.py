@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tensorforge.cluster.workers import WORKER_LIFECYCLE, WorkerId, WorkerStatus
-from tensorforge.elastic.messages import Progress
-from tensorforge.elastic.records import Seat
+from tensorforge.elastic.coordinator.machine.journal_records import Seat
+from tensorforge.elastic.protocol.messages import Progress
 
 
 @dataclass(slots=True)

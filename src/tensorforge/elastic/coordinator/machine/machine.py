@@ -25,16 +25,17 @@ from typing import Any
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.workers import WorkerStatus
-from tensorforge.elastic import inputs, messages, records
-from tensorforge.elastic.admission import Admission
-from tensorforge.elastic.cluster_state import ClusterState, Phase, Suspicion
-from tensorforge.elastic.deadlines import Deadlines
-from tensorforge.elastic.departures import Departures
-from tensorforge.elastic.generations import Generations
-from tensorforge.elastic.instructions import Instruction
-from tensorforge.elastic.policy import check_target
-from tensorforge.elastic.records import DurableState
-from tensorforge.elastic.roster import Participant
+from tensorforge.elastic.coordinator.machine import inputs, journal_records
+from tensorforge.elastic.coordinator.machine.admission import Admission
+from tensorforge.elastic.coordinator.machine.cluster_state import ClusterState, Phase, Suspicion
+from tensorforge.elastic.coordinator.machine.deadlines import Deadlines
+from tensorforge.elastic.coordinator.machine.departures import Departures
+from tensorforge.elastic.coordinator.machine.generations import Generations
+from tensorforge.elastic.coordinator.machine.instructions import Instruction
+from tensorforge.elastic.coordinator.machine.journal_records import DurableState
+from tensorforge.elastic.coordinator.machine.loss_policy import check_target
+from tensorforge.elastic.coordinator.machine.roster import Participant
+from tensorforge.elastic.protocol import messages
 from tensorforge.errors import ConflictError
 from tensorforge.wording import counted
 
@@ -236,7 +237,7 @@ class Machine:
         state.desired_workers = check_target(state.config, event.workers)
         state.target_version += 1
         state.target_by = event.by
-        state.out.record(records.TargetSet(workers=event.workers, by=event.by))
+        state.out.record(journal_records.TargetSet(workers=event.workers, by=event.by))
         wish = f"{event.by} wants {counted(event.workers, 'worker')}"
         state.out.note("info", wish)
         for participant in state.staying()[event.workers :]:

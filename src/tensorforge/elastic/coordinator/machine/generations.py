@@ -8,11 +8,12 @@ import msgspec
 
 from tensorforge.cluster.elastic_config import RescaleType
 from tensorforge.cluster.workers import WorkerId, WorkerStatus
-from tensorforge.elastic import messages, records
-from tensorforge.elastic.cluster_state import Cause, ClusterState, Phase
-from tensorforge.elastic.departures import Departures
-from tensorforge.elastic.policy import join_deadline
-from tensorforge.elastic.roster import Participant, arrange
+from tensorforge.elastic.coordinator.machine import journal_records
+from tensorforge.elastic.coordinator.machine.cluster_state import Cause, ClusterState, Phase
+from tensorforge.elastic.coordinator.machine.departures import Departures
+from tensorforge.elastic.coordinator.machine.loss_policy import join_deadline
+from tensorforge.elastic.coordinator.machine.roster import Participant, arrange
+from tensorforge.elastic.protocol import messages
 from tensorforge.wording import counted
 
 _NAMED = 20
@@ -127,7 +128,7 @@ class Generations:
         state.generation += 1
         state.urgent = state.urgent or urgent
         state.first_join = now if roster.waiting else None
-        entry = records.Decided(
+        entry = journal_records.Decided(
             generation=state.generation,
             old_generation=old_generation,
             seats=tuple(p.seat for p in present),

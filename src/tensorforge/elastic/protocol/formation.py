@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.elastic.messages import MemberReport
+from tensorforge.elastic.protocol.messages import MemberReport
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

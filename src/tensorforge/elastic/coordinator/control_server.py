@@ -21,13 +21,20 @@ from typing import Any
 import grpc
 import msgspec
 
-from tensorforge.elastic import access, commands, inputs, messages
-from tensorforge.elastic.cluster_state import Phase
-from tensorforge.elastic.instructions import Close, Instruction, Note, Record, Send
-from tensorforge.elastic.journal import Journal
-from tensorforge.elastic.machine import Machine
-from tensorforge.elastic.records import Decided
-from tensorforge.elastic.view import ClusterView, view
+from tensorforge.elastic.coordinator.journal import Journal
+from tensorforge.elastic.coordinator.machine import inputs
+from tensorforge.elastic.coordinator.machine.cluster_state import Phase
+from tensorforge.elastic.coordinator.machine.instructions import (
+    Close,
+    Instruction,
+    Note,
+    Record,
+    Send,
+)
+from tensorforge.elastic.coordinator.machine.journal_records import Decided
+from tensorforge.elastic.coordinator.machine.machine import Machine
+from tensorforge.elastic.protocol import access, commands, messages
+from tensorforge.elastic.protocol.cluster_view import ClusterView, view
 from tensorforge.errors import (
     AuthenticationError,
     EncodingError,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from tensorforge.cluster.workers import WorkerStatus
-from tensorforge.elastic import messages, records
-from tensorforge.elastic.cluster_state import Cause, ClusterState, Phase
-from tensorforge.elastic.roster import Participant
+from tensorforge.elastic.coordinator.machine import journal_records
+from tensorforge.elastic.coordinator.machine.cluster_state import Cause, ClusterState, Phase
+from tensorforge.elastic.coordinator.machine.roster import Participant
+from tensorforge.elastic.protocol import messages
 
 
 class Departures:
@@ -63,7 +64,7 @@ class Departures:
     def end(self, outcome: str, reason: str, *, emergency: bool = False) -> None:
         """End the run for everybody."""
         state = self._state
-        state.ended = records.RunEnded(outcome=outcome, reason=reason, emergency=emergency)
+        state.ended = journal_records.RunEnded(outcome=outcome, reason=reason, emergency=emergency)
         state.phase = Phase.ENDED
         state.deadline = state.silence_at = state.suspicion = None
         state.causes.clear()

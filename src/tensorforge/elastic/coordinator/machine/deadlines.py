@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from tensorforge.elastic.cluster_state import ClusterState, Phase
-from tensorforge.elastic.departures import Departures
-from tensorforge.elastic.generations import Generations
+from tensorforge.elastic.coordinator.machine.cluster_state import ClusterState, Phase
+from tensorforge.elastic.coordinator.machine.departures import Departures
+from tensorforge.elastic.coordinator.machine.generations import Generations
 from tensorforge.wording import counted
 
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from tensorforge.cluster.global_state import GlobalTrainingState
 from tensorforge.cluster.rescaling import RescalingEvent
-from tensorforge.elastic import messages
-from tensorforge.elastic.outgoing import ABOUT_A_GENERATION, ABOUT_THE_WORKER, Outgoing
-from tensorforge.elastic.worker_state import WorkerState
+from tensorforge.elastic.protocol import messages
+from tensorforge.elastic.worker.resend_buffer import ABOUT_A_GENERATION, ABOUT_THE_WORKER, Outgoing
+from tensorforge.elastic.worker.worker_state import WorkerState
 from tensorforge.errors import ConflictError, TensorForgeError
 
 log = logging.getLogger(__name__)

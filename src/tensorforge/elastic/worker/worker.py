@@ -11,10 +11,10 @@ from tensorforge.cluster.global_state import GlobalTrainingState
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.elastic.access import TlsOptions
-from tensorforge.elastic.hooks import RedistributionPlan, StateHooks
-from tensorforge.elastic.inbox import tell
-from tensorforge.elastic.member import ClusterMember
+from tensorforge.elastic.protocol.access import TlsOptions
+from tensorforge.elastic.worker.hooks import RedistributionPlan, StateHooks
+from tensorforge.elastic.worker.inbox import tell
+from tensorforge.elastic.worker.member import ClusterMember
 from tensorforge.errors import ConflictError, DeadlineExceededError, InvalidInputError
 
 

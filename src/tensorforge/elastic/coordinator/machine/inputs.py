@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tensorforge.elastic.messages import FromWorker
+from tensorforge.elastic.protocol.messages import FromWorker
 
 
 @dataclass(frozen=True, slots=True)

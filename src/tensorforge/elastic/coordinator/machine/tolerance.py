@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
-from tensorforge.elastic.policy import allowed_losses
+from tensorforge.elastic.coordinator.machine.loss_policy import allowed_losses
 
 
 class Tolerance:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tensorforge.elastic.messages import Progress
-from tensorforge.elastic.records import (
+from tensorforge.elastic.coordinator.machine.journal_records import (
     HISTORY,
     Decided,
     RescaleRecord,
@@ -13,6 +12,7 @@ from tensorforge.elastic.records import (
     WasFormed,
     complete,
 )
+from tensorforge.elastic.protocol.messages import Progress
 
 
 class Chronicle:

@@ -12,15 +12,20 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
-from tensorforge.elastic import inputs
-from tensorforge.elastic.access import Gate, TlsOptions
-from tensorforge.elastic.instructions import Note
-from tensorforge.elastic.journal import Journal
-from tensorforge.elastic.machine import Machine
-from tensorforge.elastic.metrics import MetricsServer
-from tensorforge.elastic.records import DurableState, RunEnded, RunResumed, Seat
-from tensorforge.elastic.service import Service
-from tensorforge.elastic.view import ClusterView
+from tensorforge.elastic.coordinator.control_server import Service
+from tensorforge.elastic.coordinator.coordinator_metrics import MetricsServer
+from tensorforge.elastic.coordinator.journal import Journal
+from tensorforge.elastic.coordinator.machine import inputs
+from tensorforge.elastic.coordinator.machine.instructions import Note
+from tensorforge.elastic.coordinator.machine.journal_records import (
+    DurableState,
+    RunEnded,
+    RunResumed,
+    Seat,
+)
+from tensorforge.elastic.coordinator.machine.machine import Machine
+from tensorforge.elastic.protocol.access import Gate, TlsOptions
+from tensorforge.elastic.protocol.cluster_view import ClusterView
 from tensorforge.errors import (
     ClosedError,
     ConfigurationError,

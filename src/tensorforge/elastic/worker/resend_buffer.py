@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from tensorforge.elastic.messages import (
+from tensorforge.elastic.protocol.messages import (
     Abort,
     Finish,
     Formed,

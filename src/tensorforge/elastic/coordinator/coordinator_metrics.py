@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from tensorforge.errors import TensorForgeError, UnavailableError
 
 if TYPE_CHECKING:
-    from tensorforge.elastic.coordinator import ElasticCoordinator
+    from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
 
 _PARTS = ("detection", "decision", "barrier", "forming", "first_commit")
 

@@ -20,10 +20,10 @@ from typing import Any
 
 import grpc
 
-from tensorforge.elastic import commands, messages
-from tensorforge.elastic.access import TlsOptions, call_metadata, open_channel
 from tensorforge.elastic.client import translate
-from tensorforge.elastic.timeouts import RECONNECT_LEAST, RECONNECT_MOST, Timeouts
+from tensorforge.elastic.protocol import commands, messages
+from tensorforge.elastic.protocol.access import TlsOptions, call_metadata, open_channel
+from tensorforge.elastic.protocol.timeouts import RECONNECT_LEAST, RECONNECT_MOST, Timeouts
 from tensorforge.errors import EncodingError, TensorForgeError
 
 log = logging.getLogger(__name__)

@@ -15,14 +15,14 @@ from tensorforge.cluster.global_state import GlobalTrainingState
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId, WorkerMetadata, WorkerStatus
-from tensorforge.elastic import messages
-from tensorforge.elastic.access import TlsOptions
-from tensorforge.elastic.connection import Connection
-from tensorforge.elastic.formation import Formation
-from tensorforge.elastic.inbox import Callbacks, Inbox, tell
-from tensorforge.elastic.outgoing import Outgoing
-from tensorforge.elastic.timeouts import Timeouts
-from tensorforge.elastic.worker_state import WorkerState
+from tensorforge.elastic.protocol import messages
+from tensorforge.elastic.protocol.access import TlsOptions
+from tensorforge.elastic.protocol.formation import Formation
+from tensorforge.elastic.protocol.timeouts import Timeouts
+from tensorforge.elastic.worker.connection import Connection
+from tensorforge.elastic.worker.inbox import Callbacks, Inbox, tell
+from tensorforge.elastic.worker.resend_buffer import Outgoing
+from tensorforge.elastic.worker.worker_state import WorkerState
 from tensorforge.errors import (
     ClosedError,
     ConflictError,

@@ -6,10 +6,10 @@ from datetime import datetime
 
 import msgspec
 
-from tensorforge.elastic.cluster_state import ClusterState
-from tensorforge.elastic.messages import State
-from tensorforge.elastic.records import RescaleRecord, RunEnded
-from tensorforge.elastic.roster import Participant
+from tensorforge.elastic.coordinator.machine.cluster_state import ClusterState
+from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord, RunEnded
+from tensorforge.elastic.coordinator.machine.roster import Participant
+from tensorforge.elastic.protocol.messages import State
 
 
 class WorkerView(msgspec.Struct, kw_only=True):

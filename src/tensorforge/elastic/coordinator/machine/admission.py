@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from tensorforge.elastic import messages
-from tensorforge.elastic.cluster_state import ClusterState, Phase
-from tensorforge.elastic.departures import Departures
-from tensorforge.elastic.generations import Generations
-from tensorforge.elastic.roster import Participant
+from tensorforge.elastic.coordinator.machine.cluster_state import ClusterState, Phase
+from tensorforge.elastic.coordinator.machine.departures import Departures
+from tensorforge.elastic.coordinator.machine.generations import Generations
+from tensorforge.elastic.coordinator.machine.roster import Participant
+from tensorforge.elastic.protocol import messages
 
 MAX_PARTICIPANTS = 20_000
 """Workers and standbys that one coordinator keeps track of; the next one is refused."""

@@ -1,0 +1,1 @@
+"""The coordinator: a pure machine that decides, a journal that remembers, a server around both."""

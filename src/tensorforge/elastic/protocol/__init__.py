@@ -1,0 +1,1 @@
+"""What travels between workers, operators and the coordinator, and who may send it."""

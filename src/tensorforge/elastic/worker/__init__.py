@@ -1,0 +1,1 @@
+"""A worker's side of the cluster: its connection, its membership, and what training code talks to."""
