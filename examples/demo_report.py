@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tensorforge.launch import invariants
+from tensorforge.launch.chaos import invariants
 
 Line = dict[str, Any]
 _COLOURS = {"red": 31, "green": 32, "blue": 34}

@@ -13,7 +13,7 @@ import pytest
 
 from tensorforge.cli.main import main
 from tensorforge.elastic import ElasticCoordinator, ElasticTrainingConfig, ElasticWorker, WorkerId
-from tensorforge.launch.rundir import ProcessRecord, RunRecord, write_record
+from tensorforge.launch.run_directory import ProcessRecord, RunRecord, write_record
 from tensorforge.testing.loop import TrainingLoop
 
 CONFIG = ElasticTrainingConfig(

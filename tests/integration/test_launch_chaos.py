@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorforge.launch.rundir import read_record
+from tensorforge.launch.run_directory import read_record
 
 TOY = str(Path(__file__).with_name("toy_train.py"))
 

@@ -13,10 +13,10 @@ import psutil
 import pytest
 
 from tensorforge.errors import NotFoundError, UnavailableError
-from tensorforge.launch.bootstrap import PRELOAD
-from tensorforge.launch.children import Children, Exited, Printed, Reported, StackLine
+from tensorforge.launch.processes.bootstrap import PRELOAD
+from tensorforge.launch.processes.children import Children, Exited, Printed, Reported, StackLine
 
-BOOTSTRAP = [sys.executable, "-m", "tensorforge.launch.bootstrap"]
+BOOTSTRAP = [sys.executable, "-m", "tensorforge.launch.processes.bootstrap"]
 ENVIRONMENT = {**os.environ, "PYTHONUNBUFFERED": "1"}
 
 
@@ -231,11 +231,11 @@ def test_another_thread_can_end_a_wait(children):
 LAUNCHER = """
 import os, sys
 from pathlib import Path
-from tensorforge.launch.children import Children, Printed
+from tensorforge.launch.processes.children import Children, Printed
 
 children = Children()
 script = Path(sys.argv[1])
-command = [sys.executable, "-m", "tensorforge.launch.bootstrap", str(script)]
+command = [sys.executable, "-m", "tensorforge.launch.processes.bootstrap", str(script)]
 children.start("a", command, dict(os.environ), script.parent)
 while True:
     for event in children.poll(1.0):

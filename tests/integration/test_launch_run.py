@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from tensorforge.elastic import CoordinatorClient
-from tensorforge.launch.rundir import read_record
+from tensorforge.launch.run_directory import read_record
 
 TOY = str(Path(__file__).with_name("toy_train.py"))
 FAST = ["--stability-window", "0.05", "--heartbeat-timeout", "3"]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import queue
 
 from tensorforge.elastic import CoordinatorClient, ElasticCoordinator, ElasticTrainingConfig
-from tensorforge.launch.events import TargetChanged
-from tensorforge.launch.link import CoordinatorLink
-from tensorforge.launch.observe import Observer
+from tensorforge.launch.coordinator_link import CoordinatorLink
+from tensorforge.launch.observations import Observer
+from tensorforge.launch.supervisor.events import TargetChanged
 
 
 def test_an_operators_number_survives_all_that_the_launcher_was_about_to_ask_for():

@@ -16,12 +16,22 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
 from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.elastic.protocol.messages import State
-from tensorforge.launch.departures import EXPLANATION_TIMEOUT
-from tensorforge.launch.events import CoordinatorExited, CoordinatorStarted, Tick, WorkerExited
-from tensorforge.launch.instructions import Retire, SetTarget, StartCoordinator, StartWorker
-from tensorforge.launch.observe import LAUNCHER, Observer, TargetWish
-from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.supervisor import Supervisor
+from tensorforge.launch.observations import LAUNCHER, Observer, TargetWish
+from tensorforge.launch.supervisor.events import (
+    CoordinatorExited,
+    CoordinatorStarted,
+    Tick,
+    WorkerExited,
+)
+from tensorforge.launch.supervisor.exit_reasons import EXPLANATION_TIMEOUT
+from tensorforge.launch.supervisor.instructions import (
+    Retire,
+    SetTarget,
+    StartCoordinator,
+    StartWorker,
+)
+from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
+from tensorforge.launch.supervisor.supervisor import Supervisor
 
 SOAK = bool(os.environ.get("TENSORFORGE_SOAK"))
 START = datetime(2026, 1, 1, tzinfo=UTC)

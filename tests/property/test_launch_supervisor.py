@@ -8,8 +8,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tensorforge.launch.ending import Phase
-from tensorforge.launch.events import (
+from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
     CoordinatorStarted,
     GenerationFormed,
@@ -24,8 +23,8 @@ from tensorforge.launch.events import (
     WorkerLost,
     WorkerReleased,
 )
-from tensorforge.launch.exits import UserFailure
-from tensorforge.launch.instructions import (
+from tensorforge.launch.supervisor.exit_codes import UserFailure
+from tensorforge.launch.supervisor.instructions import (
     DumpStacks,
     End,
     Kill,
@@ -34,9 +33,10 @@ from tensorforge.launch.instructions import (
     StartWorker,
     StopTraining,
 )
-from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.staffing import SHRINK_TIMEOUT
-from tensorforge.launch.supervisor import Supervisor
+from tensorforge.launch.supervisor.shutdown import Phase
+from tensorforge.launch.supervisor.staffing import SHRINK_TIMEOUT
+from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
+from tensorforge.launch.supervisor.supervisor import Supervisor
 
 SOAK = bool(os.environ.get("TENSORFORGE_SOAK"))
 

@@ -244,7 +244,7 @@ PUBLIC = {
 
 CONTROL_PLANE = [
     "tensorforge.launch.launcher",
-    "tensorforge.launch.chaos",
+    "tensorforge.launch.chaos.strikes",
     "tensorforge",
     "tensorforge.catalog",
     "tensorforge.data",

@@ -65,7 +65,7 @@ def locate(coordinator: str | None, run_dir: Path | None) -> tuple[str, Path | N
     """
     if coordinator is not None:
         return coordinator, run_dir
-    from tensorforge.launch.rundir import read_record
+    from tensorforge.launch.run_directory import read_record
 
     folder = run_dir if run_dir is not None else _only_run()
     record = read_record(folder)
@@ -77,7 +77,7 @@ def locate(coordinator: str | None, run_dir: Path | None) -> tuple[str, Path | N
 
 
 def _only_run() -> Path:
-    from tensorforge.launch.rundir import running
+    from tensorforge.launch.run_directory import running
 
     found = running(Path("runs"))
     if len(found) != 1:
@@ -113,7 +113,7 @@ def connect(
 
 def token_of(folder: Path | None) -> Path | None:
     """The file with the token of the run in this folder, if it needs one."""
-    from tensorforge.launch.rundir import TOKEN_FILE
+    from tensorforge.launch.run_directory import TOKEN_FILE
 
     path = None if folder is None else folder / TOKEN_FILE
     return path if path is not None and path.exists() else None

@@ -22,7 +22,7 @@ from tensorforge.cli._cluster import (
     token_of,
 )
 from tensorforge.errors import InvalidInputError
-from tensorforge.launch.storm import Strike, parse_kinds, plan_storm
+from tensorforge.launch.chaos.storm import Strike, parse_kinds, plan_storm
 from tensorforge.wording import counted
 
 app = typer.Typer(help="A seeded storm against a running job, and what survived it.")
@@ -61,7 +61,7 @@ def chaos(
 
     Processes are hit only on this machine. Exit code 1: a promise was broken.
     """
-    from tensorforge.launch.chaos import Blow, Job, Storm, judge
+    from tensorforge.launch.chaos.strikes import Blow, Job, Storm, judge
 
     chosen = secrets.randbelow(2**31) if seed is None else seed
     plan = plan_storm(

@@ -15,9 +15,9 @@ from typing import Annotated
 import typer
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
-from tensorforge.launch.instructions import Outcome
-from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.settings import LaunchSettings
+from tensorforge.launch.launch_settings import LaunchSettings
+from tensorforge.launch.supervisor.instructions import Outcome
+from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 _SIGNALLED = 128
 
@@ -85,7 +85,7 @@ def run(
     Dead workers are replaced, hung ones too. Interrupt once to stop after the current step with a
     checkpoint, twice to stop at once. Exit code 0: training finished; 1: it failed; 130: interrupted.
     """
-    from tensorforge.launch.displays import choose_display
+    from tensorforge.launch.display.displays import choose_display
     from tensorforge.launch.launcher import Launcher
 
     settings = LaunchSettings(

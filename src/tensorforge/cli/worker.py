@@ -26,7 +26,7 @@ from tensorforge.cli._cluster import (
 from tensorforge.cli.run import script_arguments
 from tensorforge.elastic.protocol.token_files import read_token
 from tensorforge.errors import ConflictError, PermissionDeniedError
-from tensorforge.launch.settings import require_script
+from tensorforge.launch.launch_settings import require_script
 
 app = typer.Typer(help="Join a run from anywhere.")
 
@@ -90,6 +90,6 @@ def worker(
     typer.echo(json.dumps(told) if json_output else f"{chosen} joins {coordinator}")
     sys.stdout.flush()
     flag = ["-m"] if module else []
-    command = [sys.executable, "-m", "tensorforge.launch.bootstrap", *flag, script]
+    command = [sys.executable, "-m", "tensorforge.launch.processes.bootstrap", *flag, script]
     given = {key: str(value) for key, value in variables.items() if value is not None}
     os.execve(sys.executable, [*command, *script_arguments(arguments)], {**os.environ, **given})  # noqa: S606

@@ -20,26 +20,26 @@ Decisions, views and plans are pure; processes, sockets and clocks are in the lo
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tensorforge.launch.displays import Display, JsonDisplay, LiveDisplay, PlainDisplay
-    from tensorforge.launch.instructions import Outcome
+    from tensorforge.launch.chaos.storm import StormPlan, Strike, StrikeKind, plan_storm
+    from tensorforge.launch.display.displays import Display, JsonDisplay, LiveDisplay, PlainDisplay
+    from tensorforge.launch.launch_settings import LaunchSettings
     from tensorforge.launch.launcher import Launcher
-    from tensorforge.launch.policy import SupervisionPolicy
-    from tensorforge.launch.settings import LaunchSettings
-    from tensorforge.launch.storm import StormPlan, Strike, StrikeKind, plan_storm
+    from tensorforge.launch.supervisor.instructions import Outcome
+    from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 _HOMES = {
-    "Display": "displays",
-    "JsonDisplay": "displays",
-    "LaunchSettings": "settings",
+    "Display": "display.displays",
+    "JsonDisplay": "display.displays",
+    "LaunchSettings": "launch_settings",
     "Launcher": "launcher",
-    "LiveDisplay": "displays",
-    "Outcome": "instructions",
-    "PlainDisplay": "displays",
-    "StormPlan": "storm",
-    "Strike": "storm",
-    "StrikeKind": "storm",
-    "SupervisionPolicy": "policy",
-    "plan_storm": "storm",
+    "LiveDisplay": "display.displays",
+    "Outcome": "supervisor.instructions",
+    "PlainDisplay": "display.displays",
+    "StormPlan": "chaos.storm",
+    "Strike": "chaos.storm",
+    "StrikeKind": "chaos.storm",
+    "SupervisionPolicy": "supervisor.supervision_policy",
+    "plan_storm": "chaos.storm",
 }
 
 __all__ = [

@@ -18,8 +18,19 @@ from typing import Any
 from tensorforge.elastic.protocol.access import ROLES, is_loopback
 from tensorforge.elastic.protocol.token_files import load_or_issue
 from tensorforge.errors import NotFoundError
-from tensorforge.launch.bootstrap import PRELOAD, STACKS_SIGNAL, STOP_SIGNAL
-from tensorforge.launch.children import (
+from tensorforge.launch.coordinator_link import CoordinatorLink
+from tensorforge.launch.display.displays import Display
+from tensorforge.launch.display.run_view import RunView
+from tensorforge.launch.display.steady import SteadyDisplay
+from tensorforge.launch.launch_settings import (
+    JOURNAL_FILE,
+    LOGS_FOLDER,
+    WORKERS_FOLDER,
+    LaunchSettings,
+)
+from tensorforge.launch.observations import Observer
+from tensorforge.launch.processes.bootstrap import PRELOAD, STACKS_SIGNAL, STOP_SIGNAL
+from tensorforge.launch.processes.children import (
     ChildEvent,
     Children,
     Exited,
@@ -27,9 +38,19 @@ from tensorforge.launch.children import (
     Reported,
     StackLine,
 )
-from tensorforge.launch.coordinator_process import CoordinatorSettings
-from tensorforge.launch.displays import Display
-from tensorforge.launch.events import (
+from tensorforge.launch.processes.coordinator_process import CoordinatorSettings
+from tensorforge.launch.processes.log_files import LogFiles
+from tensorforge.launch.run_directory import (
+    RUN_FILE,
+    TOKEN_FILE,
+    ProcessRecord,
+    RunLock,
+    RunRecord,
+    make_folder,
+    write_record,
+)
+from tensorforge.launch.run_log_reader import Progress, RunLogTail
+from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
     CoordinatorStarted,
     Event,
@@ -43,8 +64,8 @@ from tensorforge.launch.events import (
     WorkerExited,
     WorkerStarted,
 )
-from tensorforge.launch.exits import UserFailure, describe_exit
-from tensorforge.launch.instructions import (
+from tensorforge.launch.supervisor.exit_codes import UserFailure, describe_exit
+from tensorforge.launch.supervisor.instructions import (
     DumpStacks,
     End,
     Instruction,
@@ -59,30 +80,9 @@ from tensorforge.launch.instructions import (
     StopCoordinator,
     StopTraining,
 )
-from tensorforge.launch.link import CoordinatorLink
-from tensorforge.launch.logfiles import LogFiles
-from tensorforge.launch.observe import Observer
-from tensorforge.launch.rundir import (
-    RUN_FILE,
-    TOKEN_FILE,
-    ProcessRecord,
-    RunLock,
-    RunRecord,
-    make_folder,
-    write_record,
-)
-from tensorforge.launch.runlogs import Progress, RunLogTail
-from tensorforge.launch.settings import (
-    JOURNAL_FILE,
-    LOGS_FOLDER,
-    WORKERS_FOLDER,
-    LaunchSettings,
-)
-from tensorforge.launch.spares import Spares
-from tensorforge.launch.stacks import script_stack
-from tensorforge.launch.steady import SteadyDisplay
-from tensorforge.launch.supervisor import Supervisor
-from tensorforge.launch.view import RunView
+from tensorforge.launch.supervisor.spares import Spares
+from tensorforge.launch.supervisor.stacks import script_stack
+from tensorforge.launch.supervisor.supervisor import Supervisor
 from tensorforge.security import TokenStore
 
 COORDINATOR = "coordinator"
@@ -340,7 +340,7 @@ class Launcher:
             desired_workers=self._supervisor.target,
             token_file=None if self._token_file is None else str(self._token_file.absolute()),
         )
-        command = [self._python, "-m", "tensorforge.launch.coordinator_process"]
+        command = [self._python, "-m", "tensorforge.launch.processes.coordinator_process"]
         # What goes wrong is told by us; gRPC would tell it first, in its own words.
         environment = {"GRPC_VERBOSITY": "NONE", **os.environ, **settings.to_environment()}
         self._start(COORDINATOR, command, environment)

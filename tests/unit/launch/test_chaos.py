@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from tensorforge.launch import chaos
-from tensorforge.launch.chaos import judge
+from tensorforge.launch.chaos.strikes import judge
 
 
 class Job:
@@ -28,7 +27,7 @@ class Job:
 def survived(monkeypatch, *steps, until_end=False):
     times = iter(range(100))
     clock = SimpleNamespace(monotonic=lambda: next(times), sleep=lambda _seconds: None)
-    monkeypatch.setattr(chaos, "time", clock)
+    monkeypatch.setattr(strikes, "time", clock)
     return judge(Job(*steps), settle=20, until_end=until_end, blows=[]).verdicts[0]
 
 

@@ -4,8 +4,15 @@ import json
 import pytest
 from rich.console import Console
 
-from tensorforge.launch.displays import JsonDisplay, LiveDisplay, PlainDisplay, choose_display
-from tensorforge.launch.events import (
+from tensorforge.launch.display.displays import (
+    JsonDisplay,
+    LiveDisplay,
+    PlainDisplay,
+    choose_display,
+)
+from tensorforge.launch.display.render import render
+from tensorforge.launch.display.run_view import RunView
+from tensorforge.launch.supervisor.events import (
     CheckpointProgress,
     CoordinatorStarted,
     GenerationFormed,
@@ -17,9 +24,7 @@ from tensorforge.launch.events import (
     WorkerReleased,
     WorkerStarted,
 )
-from tensorforge.launch.instructions import Level, Say
-from tensorforge.launch.render import render
-from tensorforge.launch.view import RunView
+from tensorforge.launch.supervisor.instructions import Level, Say
 
 PHASES = {"detection": 1.0, "barrier": 20.0, "first commit": 15.0}
 STORY = [

@@ -3,9 +3,9 @@ import signal
 import pytest
 
 from tensorforge.errors import ConfigurationError
-from tensorforge.launch.budget import RestartBudget, backoff
-from tensorforge.launch.exits import UserFailure, describe_exit, signal_of
-from tensorforge.launch.policy import SupervisionPolicy
+from tensorforge.launch.supervisor.exit_codes import UserFailure, describe_exit, signal_of
+from tensorforge.launch.supervisor.restart_budget import RestartBudget, backoff
+from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-from tensorforge.launch import invariants
+from tensorforge.launch.chaos import invariants
 
 
 def commit(worker, step, samples=8, loss=1.0):

@@ -6,11 +6,11 @@ import pytest
 from tensorforge.elastic import ElasticTrainingConfig
 from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.protocol.cluster_view import view
-from tensorforge.launch.events import CoordinatorStarted
-from tensorforge.launch.instructions import SetTarget, StartWorker
-from tensorforge.launch.observe import Observer
-from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.supervisor import Supervisor
+from tensorforge.launch.observations import Observer
+from tensorforge.launch.supervisor.events import CoordinatorStarted
+from tensorforge.launch.supervisor.instructions import SetTarget, StartWorker
+from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
+from tensorforge.launch.supervisor.supervisor import Supervisor
 from tensorforge.testing.control import SimulatedCluster
 
 STABILITY = 5.0

@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorforge.launch.lines import LineSplitter, clean
+from tensorforge.launch.processes.output_lines import LineSplitter, clean
 
 
 def lines_of(*parts: bytes, limit: int = 1000) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorforge.launch.logfiles import LogFiles
+from tensorforge.launch.processes.log_files import LogFiles
 
 
 def test_each_process_has_its_file_and_goes_on_with_it(tmp_path):

@@ -6,7 +6,8 @@ import pytest
 from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord, RunEnded
 from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.elastic.protocol.messages import State
-from tensorforge.launch.events import (
+from tensorforge.launch.observations import LAUNCHER, Observer, TargetWish, changes
+from tensorforge.launch.supervisor.events import (
     GenerationFormed,
     StepCommitted,
     TargetChanged,
@@ -16,7 +17,6 @@ from tensorforge.launch.events import (
     WorkerLost,
     WorkerReleased,
 )
-from tensorforge.launch.observe import LAUNCHER, Observer, TargetWish, changes
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

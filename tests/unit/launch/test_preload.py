@@ -1,6 +1,6 @@
 import pytest
 
-from tensorforge.launch.preload import find_script, preloads
+from tensorforge.launch.processes.preload import find_script, preloads
 
 TRAINING = ("torch", "torch._dynamo", "tensorforge.train.run")
 

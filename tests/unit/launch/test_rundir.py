@@ -8,17 +8,17 @@ import pytest
 
 from tensorforge.elastic import ElasticTrainingConfig
 from tensorforge.errors import ConfigurationError, ConflictError, EncodingError, NotFoundError
-from tensorforge.launch.events import CheckpointProgress, StepCommitted, WorkerConcluded
-from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.rundir import (
+from tensorforge.launch.launch_settings import LaunchSettings
+from tensorforge.launch.run_directory import (
     ProcessRecord,
     RunLock,
     RunRecord,
     read_record,
     write_record,
 )
-from tensorforge.launch.runlogs import Progress, RunLogTail
-from tensorforge.launch.settings import LaunchSettings
+from tensorforge.launch.run_log_reader import Progress, RunLogTail
+from tensorforge.launch.supervisor.events import CheckpointProgress, StepCommitted, WorkerConcluded
+from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 
 def test_a_record_comes_back_as_it_was_written(tmp_path):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tensorforge.launch.events import StepCommitted, TrainingResumed
-from tensorforge.launch.runlogs import Progress
+from tensorforge.launch.run_log_reader import Progress
+from tensorforge.launch.supervisor.events import StepCommitted, TrainingResumed
 
 
 def formed(generation, step):

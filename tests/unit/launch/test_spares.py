@@ -1,4 +1,4 @@
-from tensorforge.launch.spares import DEATHS_TOLERATED, Spares
+from tensorforge.launch.supervisor.spares import DEATHS_TOLERATED, Spares
 
 
 def test_a_spare_bears_the_name_of_the_worker_that_it_will_be():

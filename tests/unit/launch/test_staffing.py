@@ -1,9 +1,9 @@
 import pytest
 
-from tensorforge.launch.departures import Departures
-from tensorforge.launch.instructions import Retire, Say, SetTarget, StartWorker
-from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.staffing import SHRINK_TIMEOUT, Staffing
+from tensorforge.launch.supervisor.exit_reasons import Departures
+from tensorforge.launch.supervisor.instructions import Retire, Say, SetTarget, StartWorker
+from tensorforge.launch.supervisor.staffing import SHRINK_TIMEOUT, Staffing
+from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 
 def staffed(**settings) -> Staffing:

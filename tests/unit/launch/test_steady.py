@@ -6,9 +6,9 @@ import errno
 
 import pytest
 
-from tensorforge.launch.displays import PlainDisplay
-from tensorforge.launch.instructions import Say
-from tensorforge.launch.steady import SteadyDisplay
+from tensorforge.launch.display.displays import PlainDisplay
+from tensorforge.launch.display.steady import SteadyDisplay
+from tensorforge.launch.supervisor.instructions import Say
 
 
 class Gone:

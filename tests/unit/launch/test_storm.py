@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorforge.errors import ConfigurationError
-from tensorforge.launch.storm import Strike, StrikeKind, Target, aim, parse_kinds, plan_storm
+from tensorforge.launch.chaos.storm import Strike, StrikeKind, Target, aim, parse_kinds, plan_storm
 
 
 def test_the_same_seed_gives_the_same_storm():

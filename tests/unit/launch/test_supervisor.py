@@ -4,11 +4,9 @@ from pathlib import Path
 import pytest
 
 import tensorforge
-from tensorforge.launch import stacks
-from tensorforge.launch.coordinator_care import ATTEMPTS
-from tensorforge.launch.departures import EXPLANATION_TIMEOUT, NOBODY_JOINED_TIMEOUT
-from tensorforge.launch.ending import HEARSAY_TIMEOUT
-from tensorforge.launch.events import (
+from tensorforge.launch.supervisor import stacks
+from tensorforge.launch.supervisor.coordinator_restart import ATTEMPTS
+from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
     CoordinatorStarted,
     GenerationFormed,
@@ -26,9 +24,10 @@ from tensorforge.launch.events import (
     WorkerLost,
     WorkerReleased,
 )
-from tensorforge.launch.exits import UserFailure
-from tensorforge.launch.hangs import DUMP_TIMEOUT
-from tensorforge.launch.instructions import (
+from tensorforge.launch.supervisor.exit_codes import UserFailure
+from tensorforge.launch.supervisor.exit_reasons import EXPLANATION_TIMEOUT, NOBODY_JOINED_TIMEOUT
+from tensorforge.launch.supervisor.hangs import DUMP_TIMEOUT
+from tensorforge.launch.supervisor.instructions import (
     DumpStacks,
     End,
     Kill,
@@ -40,10 +39,11 @@ from tensorforge.launch.instructions import (
     StopCoordinator,
     StopTraining,
 )
-from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.stacks import is_waiting_for_peers, script_stack
-from tensorforge.launch.staffing import SHRINK_TIMEOUT
-from tensorforge.launch.supervisor import Supervisor
+from tensorforge.launch.supervisor.shutdown import HEARSAY_TIMEOUT
+from tensorforge.launch.supervisor.stacks import is_waiting_for_peers, script_stack
+from tensorforge.launch.supervisor.staffing import SHRINK_TIMEOUT
+from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
+from tensorforge.launch.supervisor.supervisor import Supervisor
 from tensorforge.testing.clock import ManualClock
 
 
@@ -516,13 +516,13 @@ def test_a_worker_that_the_coordinator_gave_up_has_some_time_to_come_back():
 AT_WORK = """Stack (most recent call first):
   File "/job/train.py", line 9 in loss
   File "/job/train.py", line 20 in <module>
-  File "/x/tensorforge/launch/bootstrap.py", line 88 in _run_script
+  File "/x/tensorforge/launch/processes/bootstrap.py", line 88 in _run_script
 """
 WAITING = """Stack (most recent call first):
   File "/x/tensorforge/train/group.py", line 70 in wait
   File "/x/tensorforge/train/run.py", line 99 in commit
   File "/job/train.py", line 21 in <module>
-  File "/x/tensorforge/launch/bootstrap.py", line 88 in _run_script
+  File "/x/tensorforge/launch/processes/bootstrap.py", line 88 in _run_script
 """
 
 
@@ -566,7 +566,7 @@ IN_A_HOOK = """Stack (most recent call first):
   File "/job/train.py", line 9 in before_update
   File "/x/tensorforge/train/run.py", line 99 in commit
   File "/job/train.py", line 21 in <module>
-  File "/x/tensorforge/launch/bootstrap.py", line 88 in _run_script
+  File "/x/tensorforge/launch/processes/bootstrap.py", line 88 in _run_script
 """
 
 

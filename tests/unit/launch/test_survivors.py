@@ -11,7 +11,7 @@ import pytest
 
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.coordinator.machine.journal_records import Seat
-from tensorforge.launch.survivors import is_gone
+from tensorforge.launch.processes.survivors import is_gone
 
 
 def seat(pid, hostname="127.0.0.1", name="worker-0"):

@@ -4,7 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorforge.launch.events import (
+from tensorforge.launch.display.run_view import GONE_KEPT, RunView
+from tensorforge.launch.display.sparkline import sparkline
+from tensorforge.launch.supervisor.events import (
     CheckpointProgress,
     CoordinatorExited,
     CoordinatorStarted,
@@ -19,9 +21,7 @@ from tensorforge.launch.events import (
     WorkerLost,
     WorkerStarted,
 )
-from tensorforge.launch.exits import UserFailure
-from tensorforge.launch.sparkline import sparkline
-from tensorforge.launch.view import GONE_KEPT, RunView
+from tensorforge.launch.supervisor.exit_codes import UserFailure
 
 
 def view_after(*events, every: float = 1.0) -> RunView:

@@ -1,4 +1,4 @@
-"""The coordinator as a child of the launcher: `python -m tensorforge.launch.coordinator_process`.
+"""The coordinator as a child of the launcher: `python -m tensorforge.launch.processes.coordinator_process`.
 
 It takes its settings from one environment variable, tells the launcher its address, and serves until
 SIGTERM. Killed and started again on the same journal, it goes on with the same run.
@@ -20,8 +20,8 @@ from tensorforge.elastic.protocol.access import ROLES
 from tensorforge.elastic.protocol.token_files import load_or_issue
 from tensorforge.encoding import decode, encode
 from tensorforge.errors import TensorForgeError
-from tensorforge.launch.bootstrap import Reporter, die_with_launcher
-from tensorforge.launch.survivors import is_gone
+from tensorforge.launch.processes.bootstrap import Reporter, die_with_launcher
+from tensorforge.launch.processes.survivors import is_gone
 from tensorforge.security import TokenStore
 
 SETTINGS = "TENSORFORGE_COORDINATOR_SETTINGS"

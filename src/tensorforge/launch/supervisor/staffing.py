@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tensorforge.launch.budget import RestartBudget, backoff
-from tensorforge.launch.departures import Departures
-from tensorforge.launch.hand import Hand
-from tensorforge.launch.instructions import Instruction, Level, Say, SetTarget, StartWorker
-from tensorforge.launch.policy import SupervisionPolicy
+from tensorforge.launch.supervisor.exit_reasons import Departures
+from tensorforge.launch.supervisor.instructions import (
+    Instruction,
+    Level,
+    Say,
+    SetTarget,
+    StartWorker,
+)
+from tensorforge.launch.supervisor.restart_budget import RestartBudget, backoff
+from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
+from tensorforge.launch.supervisor.tracked_worker import Hand
 from tensorforge.wording import counted
 
 SHRINK_TIMEOUT = 10.0

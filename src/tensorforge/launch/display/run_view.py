@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from tensorforge.launch.events import (
+from tensorforge.launch.supervisor.events import (
     CheckpointProgress,
     CoordinatorExited,
     CoordinatorStarted,
@@ -24,7 +24,7 @@ from tensorforge.launch.events import (
     WorkerReleased,
     WorkerStarted,
 )
-from tensorforge.launch.exits import describe_exit
+from tensorforge.launch.supervisor.exit_codes import describe_exit
 
 RATE_SECONDS = 10.0
 LOSSES_KEPT = 400

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 _HEADING = "(most recent call first):"
 _FRAME = re.compile(r'^  File "(?P<file>.*)", line (?P<line>\d+) in (?P<function>.+)$')
-_BOOTSTRAP = "tensorforge/launch/bootstrap.py"
+_BOOTSTRAP = "tensorforge/launch/processes/bootstrap.py"
 _TRAINING = "tensorforge/train/"
 _LIBRARIES = ("tensorforge/", "site-packages/", "/lib/python", "<frozen")
 _WAITING = frozenset({"commit", "form", "_form", "_finish", "_evaluate_if_due"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorforge.launch.budget import backoff
+from tensorforge.launch.supervisor.restart_budget import backoff
 
 QUICK_DEATH = 5.0
 """A coordinator that lived for less seconds than this did not come up."""

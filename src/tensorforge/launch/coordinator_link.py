@@ -15,7 +15,7 @@ from typing import TypeAlias
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.elastic.protocol.cluster_view import ClusterView
 from tensorforge.errors import TensorForgeError
-from tensorforge.launch.observe import LAUNCHER
+from tensorforge.launch.observations import LAUNCHER
 
 Wish: TypeAlias = Callable[[CoordinatorClient], ClusterView]
 

@@ -9,7 +9,7 @@ from datetime import timedelta
 
 from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
 from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
-from tensorforge.launch.events import (
+from tensorforge.launch.supervisor.events import (
     Event,
     GenerationFormed,
     StepCommitted,

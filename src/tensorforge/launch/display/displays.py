@@ -14,11 +14,11 @@ from rich.live import Live
 from rich.text import Text
 
 from tensorforge.encoding import Json
-from tensorforge.launch.events import Event, GenerationFormed, StepCommitted, Tick
-from tensorforge.launch.instructions import Level, Say
-from tensorforge.launch.lines import clean
-from tensorforge.launch.render import render, rescale_line, step_line, timing_line
-from tensorforge.launch.view import RunView
+from tensorforge.launch.display.render import render, rescale_line, step_line, timing_line
+from tensorforge.launch.display.run_view import RunView
+from tensorforge.launch.processes.output_lines import clean
+from tensorforge.launch.supervisor.events import Event, GenerationFormed, StepCommitted, Tick
+from tensorforge.launch.supervisor.instructions import Level, Say
 
 STEP_LINE_SECONDS = 5.0
 REFRESH_SECONDS = 0.25

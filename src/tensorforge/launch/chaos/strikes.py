@@ -16,12 +16,12 @@ import psutil
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.errors import ConflictError, TensorForgeError
-from tensorforge.launch import invariants
-from tensorforge.launch.invariants import Verdict
-from tensorforge.launch.rundir import ProcessRecord, RunRecord, read_record
-from tensorforge.launch.runlogs import RunLogTail
-from tensorforge.launch.settings import WORKERS_FOLDER
-from tensorforge.launch.storm import Aim, StormPlan, Strike, StrikeKind, Target, aim
+from tensorforge.launch.chaos import invariants
+from tensorforge.launch.chaos.invariants import Verdict
+from tensorforge.launch.chaos.storm import Aim, StormPlan, Strike, StrikeKind, Target, aim
+from tensorforge.launch.launch_settings import WORKERS_FOLDER
+from tensorforge.launch.run_directory import ProcessRecord, RunRecord, read_record
+from tensorforge.launch.run_log_reader import RunLogTail
 from tensorforge.wording import counted
 
 POLL_SECONDS = 0.05

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tensorforge.launch.displays import Display
-from tensorforge.launch.events import Event
-from tensorforge.launch.instructions import Say
-from tensorforge.launch.view import RunView
+from tensorforge.launch.display.displays import Display
+from tensorforge.launch.display.run_view import RunView
+from tensorforge.launch.supervisor.events import Event
+from tensorforge.launch.supervisor.instructions import Say
 
 
 class SteadyDisplay:

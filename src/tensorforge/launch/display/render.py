@@ -7,8 +7,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from tensorforge.launch.sparkline import sparkline
-from tensorforge.launch.view import Rescale, RunView, WorkerRow
+from tensorforge.launch.display.run_view import Rescale, RunView, WorkerRow
+from tensorforge.launch.display.sparkline import sparkline
 from tensorforge.wording import counted
 
 RESCALES_SHOWN = 6

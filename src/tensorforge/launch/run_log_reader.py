@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from tensorforge.encoding import Json
-from tensorforge.launch.events import (
+from tensorforge.launch.supervisor.events import (
     CheckpointProgress,
     Event,
     StepCommitted,

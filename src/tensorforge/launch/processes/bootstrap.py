@@ -1,4 +1,4 @@
-"""What runs inside a worker: `python -m tensorforge.launch.bootstrap [-m] SCRIPT [ARGUMENTS]`.
+"""What runs inside a worker: `python -m tensorforge.launch.processes.bootstrap [-m] SCRIPT [ARGUMENTS]`.
 
 It ties the process to its launcher, makes it dump its stack on SIGUSR1, runs the user's script as
 `__main__`, and tells the launcher what the script raised. It imports neither torch nor numpy by itself,
@@ -218,7 +218,7 @@ def _where(error: BaseException, stack: traceback.StackSummary) -> str:
     if isinstance(error, SyntaxError) and not stack:
         return f"{Path(error.filename or '?').name}:{error.lineno}"
     paths = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]
-    ours = Path(__file__).resolve().parents[1]
+    ours = Path(__file__).resolve().parents[2]
     libraries = ("<frozen", str(ours), *(str(Path(path).resolve()) for path in paths))
     own = [frame for frame in stack if not str(frame.filename).startswith(libraries)]
     if not own and not stack:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tensorforge.launch.exits import UserFailure
-from tensorforge.launch.instructions import Outcome
+from tensorforge.launch.supervisor.exit_codes import UserFailure
+from tensorforge.launch.supervisor.instructions import Outcome
 
 
 class Blame:

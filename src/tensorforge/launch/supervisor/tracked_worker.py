@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from tensorforge.launch.hangs import DUMP_TIMEOUT
-from tensorforge.launch.instructions import (
+from tensorforge.launch.supervisor.hangs import DUMP_TIMEOUT
+from tensorforge.launch.supervisor.instructions import (
     DumpStacks,
     Instruction,
     Kill,
@@ -15,7 +15,7 @@ from tensorforge.launch.instructions import (
     Say,
     StopTraining,
 )
-from tensorforge.launch.policy import SupervisionPolicy
+from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 
 @dataclass(slots=True)

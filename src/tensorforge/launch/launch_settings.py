@@ -11,8 +11,8 @@ from pathlib import Path
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.encoding import encode
 from tensorforge.errors import ConfigurationError, InvalidInputError, NotFoundError
-from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.preload import find_script, preloads
+from tensorforge.launch.processes.preload import find_script, preloads
+from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 JOURNAL_FILE = "journal.db"
 LOGS_FOLDER = "logs"
@@ -65,7 +65,14 @@ class LaunchSettings:
         """How a worker is started."""
         flag = ["-m"] if self.as_module else []
         script = self.script if self.as_module else str(Path(self.script).absolute())
-        return [python, "-m", "tensorforge.launch.bootstrap", *flag, script, *self.arguments]
+        return [
+            python,
+            "-m",
+            "tensorforge.launch.processes.bootstrap",
+            *flag,
+            script,
+            *self.arguments,
+        ]
 
     def preloads(self) -> tuple[str, ...]:
         """What a spare imports; without anything worth importing there are none."""

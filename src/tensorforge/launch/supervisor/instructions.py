@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from tensorforge.launch.exits import UserFailure
+from tensorforge.launch.supervisor.exit_codes import UserFailure
 
 
 class Level(Enum):

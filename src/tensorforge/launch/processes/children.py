@@ -21,9 +21,9 @@ from typing import Self, TypeAlias
 
 from tensorforge.encoding import Json
 from tensorforge.errors import NotFoundError, UnavailableError
-from tensorforge.launch import guard
-from tensorforge.launch.bootstrap import LAUNCHER_PID, REPORT_FD, TURN_FD
-from tensorforge.launch.lines import LineSplitter
+from tensorforge.launch.processes import reaper
+from tensorforge.launch.processes.bootstrap import LAUNCHER_PID, REPORT_FD, TURN_FD
+from tensorforge.launch.processes.output_lines import LineSplitter
 
 _READ_SIZE = 1 << 16
 _READS_AT_ONCE = 16
@@ -89,7 +89,7 @@ class Children:
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
         guard_read, self._guard_input = os.pipe2(os.O_CLOEXEC)
         self._guard = subprocess.Popen(  # noqa: S603  our own file, by our own interpreter
-            [sys.executable, "-I", "-S", str(Path(guard.__file__))],
+            [sys.executable, "-I", "-S", str(Path(reaper.__file__))],
             stdin=guard_read,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

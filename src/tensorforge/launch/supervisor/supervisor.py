@@ -9,11 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
-from tensorforge.launch.blame import Blame
-from tensorforge.launch.coordinator_care import CoordinatorCare
-from tensorforge.launch.departures import UNASKED, Departures
-from tensorforge.launch.ending import Ending, Phase
-from tensorforge.launch.events import (
+from tensorforge.launch.supervisor.coordinator_restart import CoordinatorCare
+from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
     CoordinatorStarted,
     Event,
@@ -31,9 +28,11 @@ from tensorforge.launch.events import (
     WorkerLost,
     WorkerReleased,
 )
-from tensorforge.launch.exits import UserFailure, describe_exit
-from tensorforge.launch.hangs import HangWatch
-from tensorforge.launch.instructions import (
+from tensorforge.launch.supervisor.exit_codes import UserFailure, describe_exit
+from tensorforge.launch.supervisor.exit_reasons import UNASKED, Departures
+from tensorforge.launch.supervisor.failures import Blame
+from tensorforge.launch.supervisor.hangs import HangWatch
+from tensorforge.launch.supervisor.instructions import (
     DumpStacks,
     Instruction,
     Level,
@@ -42,9 +41,10 @@ from tensorforge.launch.instructions import (
     SetTarget,
     StartCoordinator,
 )
-from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.stacks import script_stack
-from tensorforge.launch.staffing import Staffing
+from tensorforge.launch.supervisor.shutdown import Ending, Phase
+from tensorforge.launch.supervisor.stacks import script_stack
+from tensorforge.launch.supervisor.staffing import Staffing
+from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 
 class Supervisor:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from tensorforge.launch.exits import UserFailure
+from tensorforge.launch.supervisor.exit_codes import UserFailure
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from tensorforge.launch.stacks import is_waiting_for_peers
+from tensorforge.launch.supervisor.stacks import is_waiting_for_peers
 
 DUMP_TIMEOUT = 3.0
 

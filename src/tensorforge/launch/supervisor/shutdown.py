@@ -6,14 +6,21 @@ from collections.abc import Iterator
 from enum import Enum
 from signal import SIGTERM
 
-from tensorforge.launch.blame import Blame
-from tensorforge.launch.departures import UNASKED, Departures
-from tensorforge.launch.events import WorkerExited
-from tensorforge.launch.exits import describe_exit
-from tensorforge.launch.hand import Hand
-from tensorforge.launch.instructions import End, Instruction, Level, Outcome, Say, StopCoordinator
-from tensorforge.launch.policy import SupervisionPolicy
-from tensorforge.launch.staffing import Staffing
+from tensorforge.launch.supervisor.events import WorkerExited
+from tensorforge.launch.supervisor.exit_codes import describe_exit
+from tensorforge.launch.supervisor.exit_reasons import UNASKED, Departures
+from tensorforge.launch.supervisor.failures import Blame
+from tensorforge.launch.supervisor.instructions import (
+    End,
+    Instruction,
+    Level,
+    Outcome,
+    Say,
+    StopCoordinator,
+)
+from tensorforge.launch.supervisor.staffing import Staffing
+from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
+from tensorforge.launch.supervisor.tracked_worker import Hand
 
 HEARSAY_TIMEOUT = 5.0
 """Seconds for the coordinator to confirm, or to correct, what a worker's last words say of the run's end."""

@@ -1,0 +1,1 @@
+"""Seeded storms against a running job, and what must hold afterwards."""

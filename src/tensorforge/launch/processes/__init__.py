@@ -1,0 +1,1 @@
+"""Child processes: started, read, ended, never left behind."""

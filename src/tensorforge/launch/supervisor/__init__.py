@@ -1,0 +1,1 @@
+"""The launcher's decisions: events in, instructions out. Pure."""
