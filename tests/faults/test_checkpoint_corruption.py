@@ -26,13 +26,13 @@ from tensorforge.checkpoint import (
     SaveOptions,
     SingleProcess,
 )
-from tensorforge.checkpoint.manifest import (
+from tensorforge.checkpoint.format.manifest import (
     checksum,
     decode_manifest,
     encode_manifest,
     summarize_manifest,
 )
-from tensorforge.checkpoint.shelf import read_manifest, survey
+from tensorforge.checkpoint.store_index import read_manifest, survey
 from tensorforge.errors import TensorForgeError
 from tensorforge.storage.memory import MemoryStore
 

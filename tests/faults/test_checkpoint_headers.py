@@ -34,9 +34,9 @@ from tensorforge.checkpoint import (
     SaveOptions,
     SingleProcess,
 )
-from tensorforge.checkpoint.manifest import checksum, encode_manifest
-from tensorforge.checkpoint.shelf import read_manifest
-from tensorforge.checkpoint.whole import import_foreign, read_whole
+from tensorforge.checkpoint.format.manifest import checksum, encode_manifest
+from tensorforge.checkpoint.store_index import read_manifest
+from tensorforge.checkpoint.whole_state import import_foreign, read_whole
 from tensorforge.cli.main import app
 from tensorforge.errors import TensorForgeError
 from tensorforge.storage.local import LocalStore

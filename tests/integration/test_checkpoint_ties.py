@@ -19,10 +19,10 @@ from tensorforge.checkpoint import (
     SingleProcess,
     TensorShard,
 )
-from tensorforge.checkpoint.assignment import Holding, agreed_ties
-from tensorforge.checkpoint.manifest import encode_manifest
-from tensorforge.checkpoint.shelf import read_manifest
-from tensorforge.checkpoint.whole import (
+from tensorforge.checkpoint.format.manifest import encode_manifest
+from tensorforge.checkpoint.save.assignment import Holding, agreed_ties
+from tensorforge.checkpoint.store_index import read_manifest
+from tensorforge.checkpoint.whole_state import (
     export_foreign,
     import_foreign,
     read_whole,

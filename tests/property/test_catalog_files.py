@@ -29,7 +29,7 @@ from tensorforge.catalog.chains import is_restorable
 from tensorforge.catalog.retention import best_by_metric
 from tensorforge.catalog.shelving import prefix_of
 from tensorforge.catalog.upkeep import orphans
-from tensorforge.checkpoint import DistributedCheckpoint, LoadOptions, SingleProcess, shelf
+from tensorforge.checkpoint import DistributedCheckpoint, LoadOptions, SingleProcess, store_index
 from tensorforge.errors import ConflictError, UnavailableError
 from tensorforge.storage.database import Database
 from tensorforge.storage.memory import MemoryStore
@@ -187,7 +187,7 @@ class FilesMachine(RuleBasedStateMachine):
         claim = f"{prefix_of(RUN, name)}.saving.json"
         committed = {blob.key for blob in self.store.list()}
         if claim in committed and f"{prefix_of(RUN, name)}.metadata.json" not in committed:
-            shelf.erase(self.store, prefix_of(RUN, name))
+            store_index.erase(self.store, prefix_of(RUN, name))
         self.store.delete(claim)
 
     @rule(data=st.data(), cascade=st.booleans())

@@ -4,12 +4,12 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorforge.checkpoint.assignment import Holding, assign, owners
-from tensorforge.checkpoint.boxes import Box, check_partition, find_overlap, share, split
-from tensorforge.checkpoint.formats import CheckpointFormat
-from tensorforge.checkpoint.manifest import ChunkMetadata, StoredBytes, TensorMetadata
-from tensorforge.checkpoint.planning import plan_files
-from tensorforge.checkpoint.resharding import Target, plan_reads
+from tensorforge.checkpoint.format.boxes import Box, check_partition, find_overlap, share, split
+from tensorforge.checkpoint.format.formats import CheckpointFormat
+from tensorforge.checkpoint.format.manifest import ChunkMetadata, StoredBytes, TensorMetadata
+from tensorforge.checkpoint.load.resharding import Target, plan_reads
+from tensorforge.checkpoint.save.assignment import Holding, assign, owners
+from tensorforge.checkpoint.save.write_plan import plan_files
 from tensorforge.errors import InvalidInputError
 
 shapes = st.lists(st.integers(0, 6), max_size=3).map(tuple)

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tensorforge.checkpoint import layout, staging
-from tensorforge.checkpoint.assignment import Holding
-from tensorforge.checkpoint.image import FileImage
-from tensorforge.checkpoint.layout import plan_file
-from tensorforge.checkpoint.manifest import checksum
+from tensorforge.checkpoint.format import file_layout
+from tensorforge.checkpoint.format.file_layout import plan_file
+from tensorforge.checkpoint.format.manifest import checksum
 from tensorforge.checkpoint.parallel import Guard
 from tensorforge.checkpoint.progress import Meter
-from tensorforge.checkpoint.writer import write_file
+from tensorforge.checkpoint.save import staging
+from tensorforge.checkpoint.save.assignment import Holding
+from tensorforge.checkpoint.save.file_image import FileImage
+from tensorforge.checkpoint.save.shard_writer import write_file
 from tensorforge.storage.blobs import BlobStore
 from tensorforge.storage.local import LocalStore
 from tensorforge.storage.memory import MemoryStore
@@ -71,7 +72,7 @@ def test_a_file_written_in_pieces_has_every_byte_and_every_checksum(
     folder: Path = tmp_path_factory.mktemp("store")
     store: BlobStore = LocalStore(folder) if local else MemoryStore()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layout, "CHUNK_BYTES", chunk)
+        patch.setattr(file_layout, "CHUNK_BYTES", chunk)
         patch.setattr(staging, "BLOCK_BYTES", block)
         patch.setattr(staging, "PIECE_BYTES", piece)
         try:
@@ -82,7 +83,7 @@ def test_a_file_written_in_pieces_has_every_byte_and_every_checksum(
 
 @given(
     lengths=st.lists(st.integers(1, 30_000), max_size=30),
-    header=st.integers(0, 3).map(lambda count: count * layout.ALIGNMENT),
+    header=st.integers(0, 3).map(lambda count: count * file_layout.ALIGNMENT),
     block=st.sampled_from([4_096, 8_192, 40_960]),
 )
 def test_blocks_make_up_the_file_and_leave_little_of_a_chunk_behind(
@@ -99,11 +100,11 @@ def test_blocks_make_up_the_file_and_leave_little_of_a_chunk_behind(
     assert sum(length for _, length in cut) == size
     for start, length in cut[:-1]:
         assert 0 < length <= block
-        assert length % layout.ALIGNMENT == 0
+        assert length % file_layout.ALIGNMENT == 0
         inside = [
             begin
             for begin in starts
-            if start < begin // layout.ALIGNMENT * layout.ALIGNMENT <= start + block
+            if start < begin // file_layout.ALIGNMENT * file_layout.ALIGNMENT <= start + block
         ]
         if inside:
-            assert 0 <= max(inside) - (start + length) < layout.ALIGNMENT
+            assert 0 <= max(inside) - (start + length) < file_layout.ALIGNMENT

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorforge.checkpoint.trees import decode_tree, encode_tree, merge_trees
+from tensorforge.checkpoint.format.state_trees import decode_tree, encode_tree, merge_trees
 from tensorforge.errors import EncodingError, InvalidInputError
 
 scalars = st.one_of(

@@ -12,9 +12,8 @@ import msgspec
 from tensorforge.catalog.manager import CheckpointManager
 from tensorforge.catalog.records import CheckpointRecord, CheckpointState
 from tensorforge.catalog.shelving import owner_is_gone, owner_of_this_process
-from tensorforge.checkpoint import shelf
-from tensorforge.checkpoint.chunks import StoredChunks
-from tensorforge.checkpoint.manifest import (
+from tensorforge.checkpoint import store_index
+from tensorforge.checkpoint.format.manifest import (
     CheckpointManifest,
     ChunkMetadata,
     FileEntry,
@@ -24,6 +23,7 @@ from tensorforge.checkpoint.manifest import (
     checksum,
     encode_manifest,
 )
+from tensorforge.checkpoint.load.chunks import StoredChunks
 from tensorforge.errors import AlreadyExistsError, CheckpointError, ConflictError, NotFoundError
 from tensorforge.storage.blobs import BlobStore, BlobWriter
 
@@ -57,7 +57,7 @@ def compact(manager: CheckpointManager, store: BlobStore, checkpoint_id: str) ->
 def _compact(
     manager: CheckpointManager, store: BlobStore, record: CheckpointRecord
 ) -> CheckpointRecord:
-    new = _rewritten(store, shelf.read_manifest(store, record.storage_path))
+    new = _rewritten(store, store_index.read_manifest(store, record.storage_path))
     document = encode_manifest(new)
     return manager.replace_chain(
         record.checkpoint_id,
@@ -69,10 +69,10 @@ def _compact(
 def _tidy(store: BlobStore, prefix: str) -> None:
     """Remove the files that the manifest, the old or the new one, does not name, and then the claim."""
     try:
-        named = shelf.read_manifest(store, prefix).own_keys()
+        named = store_index.read_manifest(store, prefix).own_keys()
     except CheckpointError:
         named = []  # the checkpoint was deleted meanwhile
-    for key in shelf.leftover_keys(store, prefix):
+    for key in store_index.leftover_keys(store, prefix):
         if key not in named:
             store.delete(key)
     store.delete(f"{prefix}{COMPACTING}")

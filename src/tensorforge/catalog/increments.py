@@ -13,12 +13,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from tensorforge.checkpoint.boxes import Box
-from tensorforge.checkpoint.chunks import StoredChunks
-from tensorforge.checkpoint.codecs import DifferenceCodec
-from tensorforge.checkpoint.dtypes import ITEM_SIZES
-from tensorforge.checkpoint.increments import Frame
-from tensorforge.checkpoint.manifest import (
+from tensorforge.checkpoint.format.boxes import Box
+from tensorforge.checkpoint.format.codecs import DifferenceCodec
+from tensorforge.checkpoint.format.dtypes import ITEM_SIZES
+from tensorforge.checkpoint.format.manifest import (
     CheckpointManifest,
     ChunkMetadata,
     FileEntry,
@@ -26,6 +24,8 @@ from tensorforge.checkpoint.manifest import (
     TensorMetadata,
     checksum,
 )
+from tensorforge.checkpoint.load.chunks import StoredChunks
+from tensorforge.checkpoint.save.chunk_reuse import Frame
 from tensorforge.errors import CheckpointError, ConfigurationError
 from tensorforge.storage.blobs import BlobStore
 

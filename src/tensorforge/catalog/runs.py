@@ -29,9 +29,8 @@ from tensorforge.catalog.records import (
     RestoreCriteria,
 )
 from tensorforge.catalog.shelving import described, owner_of_this_process, prefix_of, stored_size
-from tensorforge.checkpoint import shelf
-from tensorforge.checkpoint.coordinators import DistributedCoordinator, SingleProcess
-from tensorforge.checkpoint.manifest import CheckpointManifest
+from tensorforge.checkpoint import store_index
+from tensorforge.checkpoint.format.manifest import CheckpointManifest
 from tensorforge.checkpoint.options import (
     CheckpointLoadResult,
     LoadOptions,
@@ -39,6 +38,7 @@ from tensorforge.checkpoint.options import (
     SaveOptions,
     Stateful,
 )
+from tensorforge.checkpoint.ranks.coordinators import DistributedCoordinator, SingleProcess
 from tensorforge.checkpoint.validator import CheckpointValidator, EveryByteIsIntact
 from tensorforge.encoding import decode, encode
 from tensorforge.errors import (
@@ -340,7 +340,7 @@ class RunCheckpoints:
                 return None
             parent = plan.chosen.record
             try:
-                shelf.read_manifest(self._store, parent.storage_path)
+                store_index.read_manifest(self._store, parent.storage_path)
             except CheckpointError as error:
                 self._catalog.mark_corrupted(parent.checkpoint_id, str(error))
                 continue
@@ -351,7 +351,7 @@ class RunCheckpoints:
     ) -> SaveOptions:
         self.last_increment = None
         if parent is not None and self._increments is not None:
-            manifest = shelf.read_manifest(self._store, parent)
+            manifest = store_index.read_manifest(self._store, parent)
             self.last_increment = ChangedChunks(
                 self._store, manifest, self._increments, self._memory
             )
@@ -374,7 +374,7 @@ class RunCheckpoints:
 
     def _finish(self, record: CheckpointRecord, seconds: float) -> CheckpointRecord:
         prefix = prefix_of(record.training_run_id, record.checkpoint_id)
-        manifest = shelf.read_manifest(self._store, prefix)
+        manifest = store_index.read_manifest(self._store, prefix)
         try:
             self._verify_own(manifest)
         except CheckpointError as error:

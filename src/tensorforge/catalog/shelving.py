@@ -16,8 +16,8 @@ from urllib.parse import quote, unquote
 import psutil
 
 from tensorforge.catalog.records import CheckpointRecord, CheckpointState, CheckpointType
-from tensorforge.checkpoint import shelf
-from tensorforge.checkpoint.manifest import CheckpointManifest
+from tensorforge.checkpoint import store_index
+from tensorforge.checkpoint.format.manifest import CheckpointManifest
 from tensorforge.encoding import decode, encode
 from tensorforge.errors import EncodingError
 from tensorforge.storage.blobs import BlobStore
@@ -82,7 +82,7 @@ def remover(store: BlobStore) -> Callable[[CheckpointRecord], None]:
 
     def remove(record: CheckpointRecord) -> None:
         prefix = record.storage_path or prefix_of(record.training_run_id, record.checkpoint_id)
-        shelf.erase(store, prefix)
+        store_index.erase(store, prefix)
 
     return remove
 

@@ -18,8 +18,8 @@ from tensorforge.catalog.shelving import (
     run_and_id_of,
     stored_size,
 )
-from tensorforge.checkpoint import shelf
-from tensorforge.checkpoint.manifest import SUFFIX, CheckpointManifest
+from tensorforge.checkpoint import store_index
+from tensorforge.checkpoint.format.manifest import SUFFIX, CheckpointManifest
 from tensorforge.checkpoint.options import Progress
 from tensorforge.checkpoint.validator import (
     CheckpointValidator,
@@ -57,7 +57,7 @@ def sweep(
 
     If the manifest was committed, so is the checkpoint. If not, record and files go.
     """
-    shelf.sweep(store, now)
+    store_index.sweep(store, now)
     sweep_compactions(store)
     manager.remove_deleted_files()
     runs = [run.training_run_id for run in manager.list_runs()]
@@ -74,7 +74,7 @@ def sweep(
 def _settle(manager: CheckpointManager, store: BlobStore, record: CheckpointRecord) -> bool:
     prefix = prefix_of(record.training_run_id, record.checkpoint_id)
     try:
-        manifest = shelf.read_manifest(store, prefix)
+        manifest = store_index.read_manifest(store, prefix)
         CheckpointValidator(store).validate_manifest(manifest).raise_if_invalid()
         manager.complete(record.checkpoint_id, stored_size(store, manifest), prefix)
     except (CheckpointError, ConflictError):
@@ -136,7 +136,7 @@ def rebuild(manager: CheckpointManager, store: BlobStore) -> RebuildReport:
 
 def _record_at(store: BlobStore, blob: BlobInfo, prefix: str) -> CheckpointRecord | None:
     try:
-        manifest = shelf.read_manifest(store, prefix)
+        manifest = store_index.read_manifest(store, prefix)
     except CheckpointError as error:
         return _unreadable(blob, prefix, str(error))
     record = record_in(manifest, manifest.size_bytes + blob.size)
@@ -168,7 +168,7 @@ def _unreadable(blob: BlobInfo, prefix: str, reason: str) -> CheckpointRecord | 
 
 def orphans(store: BlobStore) -> list[str]:
     """Keys in a store that belong to no checkpoint and to no save or deletion that is going on."""
-    manifests = {manifest.prefix: manifest for manifest in shelf.manifests(store)}
+    manifests = {manifest.prefix: manifest for manifest in store_index.manifests(store)}
     own = {key for manifest in manifests.values() for key in _keys_of(manifest)}
     return [blob.key for blob in store.list() if blob.key not in own]
 

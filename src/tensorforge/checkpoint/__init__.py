@@ -13,16 +13,10 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from tensorforge.checkpoint.coordinators import (
-    DistributedCoordinator,
-    InMemoryRanks,
-    SingleProcess,
-    TorchDistributed,
-)
 from tensorforge.checkpoint.factory import create_storage
 from tensorforge.checkpoint.faults import FaultToleranceHandler
-from tensorforge.checkpoint.formats import CheckpointFormat, CompressionLevel
-from tensorforge.checkpoint.manifest import CheckpointManifest, ShardData, TensorMetadata
+from tensorforge.checkpoint.format.formats import CheckpointFormat, CompressionLevel
+from tensorforge.checkpoint.format.manifest import CheckpointManifest, ShardData, TensorMetadata
 from tensorforge.checkpoint.options import (
     CheckpointInfo,
     CheckpointLoadResult,
@@ -34,6 +28,12 @@ from tensorforge.checkpoint.options import (
     SaveOptions,
     Stateful,
     StorageOptions,
+)
+from tensorforge.checkpoint.ranks.coordinators import (
+    DistributedCoordinator,
+    InMemoryRanks,
+    SingleProcess,
+    TorchDistributed,
 )
 from tensorforge.checkpoint.validator import (
     CheckpointValidator,
@@ -50,11 +50,11 @@ from tensorforge.storage.blobs import BlobStore as CheckpointStorage
 
 if TYPE_CHECKING:
     from tensorforge.checkpoint.api import DistributedCheckpoint, SaveHandle, StaleSaveWarning
-    from tensorforge.checkpoint.loading import CheckpointFallbackWarning
+    from tensorforge.checkpoint.load.loading import CheckpointFallbackWarning
     from tensorforge.checkpoint.tensors import ShardingSpec, TensorShard
 
 _LAZY = {
-    "CheckpointFallbackWarning": "loading",
+    "CheckpointFallbackWarning": "load.loading",
     "DistributedCheckpoint": "api",
     "SaveHandle": "api",
     "ShardingSpec": "tensors",

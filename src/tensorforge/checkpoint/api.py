@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Self, TypeVar
 
-from tensorforge.checkpoint import optimizers, shelf
-from tensorforge.checkpoint.coordinators import DistributedCoordinator
+from tensorforge.checkpoint import optimizers, store_index
 from tensorforge.checkpoint.factory import create_storage
 from tensorforge.checkpoint.faults import FaultToleranceHandler, as_checkpoint_error
-from tensorforge.checkpoint.loading import Loader
+from tensorforge.checkpoint.load.loading import Loader
+from tensorforge.checkpoint.model_state import Captured, random_state
 from tensorforge.checkpoint.options import (
     CheckpointInfo,
     CheckpointLoadResult,
@@ -25,9 +25,9 @@ from tensorforge.checkpoint.options import (
     StorageOptions,
 )
 from tensorforge.checkpoint.parallel import Guard
-from tensorforge.checkpoint.saving import Committed, Saver, Ticket
-from tensorforge.checkpoint.staging import StagingArea
-from tensorforge.checkpoint.state import Captured, random_state
+from tensorforge.checkpoint.ranks.coordinators import DistributedCoordinator
+from tensorforge.checkpoint.save.saving import Committed, Saver, Ticket
+from tensorforge.checkpoint.save.staging import StagingArea
 from tensorforge.checkpoint.validator import CheckpointValidator
 from tensorforge.errors import CheckpointErrorType
 from tensorforge.storage.blobs import BlobStore
@@ -207,13 +207,13 @@ class DistributedCheckpoint:
 
     def list_checkpoints(self) -> list[CheckpointInfo]:
         """All checkpoints in the store, oldest first."""
-        return shelf.list_checkpoints(self.storage)
+        return store_index.list_checkpoints(self.storage)
 
     def delete_checkpoint(self, checkpoint_prefix: str) -> None:
         """Remove a checkpoint; called on one rank, or on all, where rank 0 does it."""
         self._settle()
         if self._coordinator.rank == 0:
-            shelf.delete_checkpoint(self.storage, checkpoint_prefix)
+            store_index.delete_checkpoint(self.storage, checkpoint_prefix)
 
     def wait(self) -> None:
         """Wait for the save in the background, and raise its error unless somebody has seen it."""

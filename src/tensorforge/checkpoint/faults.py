@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from tensorforge.checkpoint import shelf
-from tensorforge.checkpoint.manifest import SUFFIX, CheckpointManifest, encode_manifest
+from tensorforge.checkpoint import store_index
+from tensorforge.checkpoint.format.manifest import SUFFIX, CheckpointManifest, encode_manifest
 from tensorforge.errors import (
     AlreadyExistsError,
     AuthenticationError,
@@ -48,7 +48,7 @@ class FaultToleranceHandler:
     def rollback(self, checkpoint: str) -> None:
         """Remove every trace of a checkpoint, given by prefix or by its manifest's key."""
         prefix = checkpoint.removesuffix(SUFFIX)
-        self.execute_with_retry(lambda: shelf.erase(self.storage, prefix))
+        self.execute_with_retry(lambda: store_index.erase(self.storage, prefix))
 
     def commit(self, manifest: CheckpointManifest) -> None:
         """Store a manifest under its new key.

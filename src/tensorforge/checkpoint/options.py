@@ -8,13 +8,13 @@ from datetime import datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from tensorforge.checkpoint.formats import CheckpointFormat, CompressionLevel
+from tensorforge.checkpoint.format.formats import CheckpointFormat, CompressionLevel
 from tensorforge.errors import ConfigurationError
 from tensorforge.resilience import RetryPolicy
 
 if TYPE_CHECKING:
-    from tensorforge.checkpoint.increments import Increment
-    from tensorforge.checkpoint.manifest import CheckpointManifest
+    from tensorforge.checkpoint.format.manifest import CheckpointManifest
+    from tensorforge.checkpoint.save.chunk_reuse import Increment
     from tensorforge.checkpoint.validator import CompatibilityChecker, IntegrityChecker
 
 Progress = Callable[[int, int], None]

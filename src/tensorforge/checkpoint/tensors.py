@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from tensorforge.checkpoint.boxes import Box, Shape
-from tensorforge.checkpoint.dtypes import TORCH_NAMES
+from tensorforge.checkpoint.format.boxes import Box, Shape
+from tensorforge.checkpoint.format.dtypes import TORCH_NAMES
 from tensorforge.errors import InvalidInputError
 
 DTYPES: dict[str, torch.dtype] = {

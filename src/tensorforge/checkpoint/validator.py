@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
 
-from tensorforge.checkpoint import shelf
-from tensorforge.checkpoint.chunks import StoredChunks, verify_chunk
-from tensorforge.checkpoint.layout import CHUNK_BYTES
-from tensorforge.checkpoint.manifest import CheckpointManifest, ChunkMetadata, TensorMetadata
+from tensorforge.checkpoint import store_index
+from tensorforge.checkpoint.format.file_layout import CHUNK_BYTES
+from tensorforge.checkpoint.format.manifest import CheckpointManifest, ChunkMetadata, TensorMetadata
+from tensorforge.checkpoint.load.chunks import StoredChunks, verify_chunk
 from tensorforge.checkpoint.options import Progress
 from tensorforge.checkpoint.parallel import Guard, run_parallel
 from tensorforge.checkpoint.progress import Meter
@@ -169,7 +169,7 @@ class CheckpointValidator:
     def validate(self, prefix: str) -> ValidationReport:
         """Check a checkpoint: manifest, files, and whatever was added. Never raises for a bad one."""
         try:
-            manifest = shelf.read_manifest(self._storage, prefix)
+            manifest = store_index.read_manifest(self._storage, prefix)
         except CheckpointError as error:
             return ValidationReport(prefix, (Finding(Severity.ERROR, str(error), error.type),))
         return self.validate_manifest(manifest)

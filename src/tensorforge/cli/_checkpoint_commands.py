@@ -23,7 +23,7 @@ from tensorforge.checkpoint import (
     EveryByteIsIntact,
     SaveOptions,
     TensorMetadata,
-    shelf,
+    store_index,
 )
 from tensorforge.checkpoint.options import Progress
 from tensorforge.cli._catalog_commands import DEFAULT_STORE, AsJson, Store
@@ -64,7 +64,7 @@ def _bar(what: str, *, hidden: bool) -> Iterator[Progress]:
 def ls(store: Store = DEFAULT_STORE, json_output: AsJson = False) -> None:
     """List the checkpoints in a store, oldest first, and the manifests that cannot be read."""
     with _store(store) as opened:
-        infos, damaged = shelf.survey(opened)
+        infos, damaged = store_index.survey(opened)
     if json_output:
         rows = [
             {
@@ -100,7 +100,7 @@ def size(count: float) -> str:
 def show(prefix: Prefix, store: Store = DEFAULT_STORE, json_output: AsJson = False) -> None:
     """Show what a checkpoint holds: tensors, files, metadata."""
     with _store(store) as opened:
-        manifest = shelf.read_manifest(opened, prefix)
+        manifest = store_index.read_manifest(opened, prefix)
     facts: dict[str, Any] = {
         "prefix": manifest.prefix,
         "version": manifest.version,
@@ -145,7 +145,7 @@ def verify(
     """Read every byte and prove that it is the one that was written; exit 1 if one is not."""
     results = []
     with _store(store) as opened:
-        chosen = prefixes or shelf.prefixes_by_age(opened)
+        chosen = prefixes or store_index.prefixes_by_age(opened)
         if not chosen:
             raise NotFoundError(f"there is no checkpoint in {opened.url}")
         for prefix in chosen:
@@ -176,7 +176,7 @@ def diff(
 ) -> None:
     """Compare two checkpoints tensor by tensor; exit 1 if they differ."""
     with _store(store) as opened:
-        old, new = (shelf.read_manifest(opened, prefix) for prefix in (first, second))
+        old, new = (store_index.read_manifest(opened, prefix) for prefix in (first, second))
         with _bar("comparing", hidden=json_output) as progress:
             differences = _differences(opened, old, new, progress)
     same = not any(differences.values())
@@ -203,7 +203,7 @@ def _differences(
     changed = [n for n in alike if _contents(old.tensors[n]) != _contents(new.tensors[n])]
     unlike = [name for name in rest if name not in set(alike)]
     if unlike:
-        from tensorforge.checkpoint.whole import read_whole_tensors
+        from tensorforge.checkpoint.whole_state import read_whole_tensors
 
         ours = read_whole_tensors(store, old, unlike, progress)
         theirs = read_whole_tensors(store, new, unlike, progress)
@@ -258,17 +258,17 @@ def convert(
     A source that is a checkpoint in the store is written to the path TARGET; any other is read
     and saved as the new checkpoint TARGET.
     """
-    from tensorforge.checkpoint import whole
+    from tensorforge.checkpoint import whole_state
 
     with _store(store) as opened:
-        if shelf.exists(opened, source):
+        if store_index.exists(opened, source):
             kind = to.value if to else _kind_by_ending(target)
             with _bar("reading", hidden=json_output) as progress:
-                state = whole.read_whole(opened, source, progress)
-            whole.export_foreign(state, Path(target), kind)
+                state = whole_state.read_whole(opened, source, progress)
+            whole_state.export_foreign(state, Path(target), kind)
             result = {"source": source, "target": target, "kind": kind}
         else:
-            state = whole.import_foreign(Path(source), trust_pickle=trust_pickle)
+            state = whole_state.import_foreign(Path(source), trust_pickle=trust_pickle)
             options = SaveOptions(
                 checkpoint_prefix=target,
                 format=layout,
@@ -276,7 +276,7 @@ def convert(
                 include_rng_state=False,
             )
             with _bar("saving", hidden=json_output) as progress:
-                whole.write_whole(opened, state, options, progress)
+                whole_state.write_whole(opened, state, options, progress)
             result = {"source": source, "target": target, "kind": "tensorforge"}
     typer.echo(json.dumps(result) if json_output else f"{source} → {target} ({result['kind']})")
 

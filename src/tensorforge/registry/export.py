@@ -22,7 +22,7 @@ from tensorforge.registry.versions import Bump, ModelVersion
 from tensorforge.registry.weights import Progress, Weights, describe_weights
 
 if TYPE_CHECKING:
-    from tensorforge.checkpoint.manifest import CheckpointManifest
+    from tensorforge.checkpoint.format.manifest import CheckpointManifest
     from tensorforge.storage.blobs import BlobStore
 
 _TIMEOUT = 3600.0
@@ -103,14 +103,14 @@ def register_checkpoint(
 
 def find_manifest(store: BlobStore, prefix: str | None) -> CheckpointManifest:
     """The manifest of a checkpoint, or of the newest one."""
-    from tensorforge.checkpoint import shelf
+    from tensorforge.checkpoint import store_index
 
     if prefix is None:
-        found = shelf.prefixes_by_age(store)
+        found = store_index.prefixes_by_age(store)
         if not found:
             raise NotFoundError(f"there is no checkpoint in {store.url}")
         prefix = found[0]
-    return shelf.read_manifest(store, prefix)
+    return store_index.read_manifest(store, prefix)
 
 
 def export_checkpoint(
@@ -139,12 +139,12 @@ def export_checkpoint(
 def _read_model(
     store: BlobStore, manifest: CheckpointManifest, progress: Progress | None
 ) -> dict[str, Any]:
-    from tensorforge.checkpoint.boxes import Box
-    from tensorforge.checkpoint.chunks import StoredChunks
-    from tensorforge.checkpoint.layout import MODEL
+    from tensorforge.checkpoint.format.boxes import Box
+    from tensorforge.checkpoint.format.file_layout import MODEL
+    from tensorforge.checkpoint.load.chunks import StoredChunks
+    from tensorforge.checkpoint.load.targets import whole_tensor
+    from tensorforge.checkpoint.load.tensor_reader import Destination, read_tensors
     from tensorforge.checkpoint.parallel import Guard
-    from tensorforge.checkpoint.reader import Destination, read_tensors
-    from tensorforge.checkpoint.targets import whole_tensor
 
     saved = {name: meta for name, meta in manifest.tensors.items() if name.startswith(MODEL)}
     if not saved:

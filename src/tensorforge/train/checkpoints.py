@@ -27,10 +27,10 @@ from tensorforge.catalog import (
     TrainingProgress,
 )
 from tensorforge.checkpoint.api import DistributedCheckpoint, SaveHandle
-from tensorforge.checkpoint.coordinators import SingleProcess
-from tensorforge.checkpoint.manifest import SUFFIX
+from tensorforge.checkpoint.format.manifest import SUFFIX
 from tensorforge.checkpoint.options import LoadOptions, SaveOptions
-from tensorforge.checkpoint.shelf import delete_checkpoint
+from tensorforge.checkpoint.ranks.coordinators import SingleProcess
+from tensorforge.checkpoint.store_index import delete_checkpoint
 from tensorforge.errors import CheckpointError, IntegrityError, TensorForgeError
 from tensorforge.storage.opening import open_store
 from tensorforge.train.progress import TrainingState

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from tensorforge.launch.chaos import strikes
 from tensorforge.launch.chaos.strikes import judge
 
 

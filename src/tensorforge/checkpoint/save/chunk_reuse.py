@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from tensorforge.checkpoint.boxes import Box
-from tensorforge.checkpoint.manifest import RAW, FileEntry, StoredBytes
+from tensorforge.checkpoint.format.boxes import Box
+from tensorforge.checkpoint.format.manifest import RAW, FileEntry, StoredBytes
 from tensorforge.storage.blobs import Buffer
 
 

@@ -14,16 +14,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from tensorforge.checkpoint.boxes import Box
-from tensorforge.checkpoint.chunks import ChunkSource, Landing
-from tensorforge.checkpoint.dtypes import ITEM_SIZES
-from tensorforge.checkpoint.image import Bytes
-from tensorforge.checkpoint.manifest import RAW, CheckpointManifest, StoredBytes
+from tensorforge.checkpoint.format.boxes import Box
+from tensorforge.checkpoint.format.dtypes import ITEM_SIZES
+from tensorforge.checkpoint.format.manifest import RAW, CheckpointManifest, StoredBytes
+from tensorforge.checkpoint.load.chunks import ChunkSource, Landing
+from tensorforge.checkpoint.load.resharding import ChunkRead, RangeRead, Target, plan_reads
 from tensorforge.checkpoint.options import Progress
 from tensorforge.checkpoint.parallel import Guard, run_parallel
 from tensorforge.checkpoint.progress import Meter
-from tensorforge.checkpoint.resharding import ChunkRead, RangeRead, Target, plan_reads
-from tensorforge.checkpoint.staging import block_buffer
+from tensorforge.checkpoint.save.file_image import Bytes
+from tensorforge.checkpoint.save.staging import block_buffer
 from tensorforge.checkpoint.tensors import DTYPES, byte_view, is_direct
 
 WORKERS = 4

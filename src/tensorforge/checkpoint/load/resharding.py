@@ -6,8 +6,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from tensorforge.checkpoint.boxes import Box
-from tensorforge.checkpoint.manifest import ChunkMetadata, TensorMetadata
+from tensorforge.checkpoint.format.boxes import Box
+from tensorforge.checkpoint.format.manifest import ChunkMetadata, TensorMetadata
 
 LARGE_CHUNK = 1 << 20
 MAX_READ = 4 << 20

@@ -15,8 +15,8 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 import xxhash
 
-from tensorforge.checkpoint.boxes import Box, check_partition
-from tensorforge.checkpoint.dtypes import ITEM_SIZES
+from tensorforge.checkpoint.format.boxes import Box, check_partition
+from tensorforge.checkpoint.format.dtypes import ITEM_SIZES
 from tensorforge.errors import CheckpointError, CheckpointErrorType, InvalidInputError
 from tensorforge.storage.blobs import Buffer, validate_key
 

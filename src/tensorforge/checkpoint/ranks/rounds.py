@@ -12,9 +12,9 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from tensorforge.checkpoint.coordinators import DistributedCoordinator
 from tensorforge.checkpoint.faults import classify
 from tensorforge.checkpoint.parallel import Guard
+from tensorforge.checkpoint.ranks.coordinators import DistributedCoordinator
 from tensorforge.errors import CheckpointError, CheckpointErrorType, EncodingError
 from tensorforge.typed_json import decode_typed
 

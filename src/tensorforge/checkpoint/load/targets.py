@@ -9,13 +9,13 @@ import psutil
 import torch
 
 from tensorforge.checkpoint import optimizers
-from tensorforge.checkpoint.layout import MODEL, OPTIMIZER
-from tensorforge.checkpoint.manifest import CheckpointManifest, TensorMetadata
+from tensorforge.checkpoint.format.file_layout import MODEL, OPTIMIZER
+from tensorforge.checkpoint.format.manifest import CheckpointManifest, TensorMetadata
+from tensorforge.checkpoint.format.state_trees import Json, decode_tree
+from tensorforge.checkpoint.load.tensor_reader import Destination
+from tensorforge.checkpoint.model_state import Captured, tree_reader
 from tensorforge.checkpoint.options import Mismatch, Stateful
-from tensorforge.checkpoint.reader import Destination
-from tensorforge.checkpoint.state import Captured, tree_reader
 from tensorforge.checkpoint.tensors import DTYPES, LocalTensor, TensorShard, describe
-from tensorforge.checkpoint.trees import Json, decode_tree
 from tensorforge.errors import CapacityError
 
 _ALWAYS_THERE = 256 << 20

@@ -8,8 +8,8 @@ from itertools import count
 
 import msgspec
 
-from tensorforge.checkpoint.boxes import Box, Shape, check_partition, share
-from tensorforge.checkpoint.dtypes import ITEM_SIZES
+from tensorforge.checkpoint.format.boxes import Box, Shape, check_partition, share
+from tensorforge.checkpoint.format.dtypes import ITEM_SIZES
 from tensorforge.errors import InvalidInputError
 
 WORTH_SHARING = 1 << 20

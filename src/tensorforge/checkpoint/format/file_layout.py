@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tensorforge.checkpoint.assignment import Holding
-from tensorforge.checkpoint.boxes import Box, Shape, split
-from tensorforge.checkpoint.dtypes import ITEM_SIZES
+from tensorforge.checkpoint.format.boxes import Box, Shape, split
+from tensorforge.checkpoint.format.dtypes import ITEM_SIZES
+from tensorforge.checkpoint.save.assignment import Holding
 from tensorforge.errors import InvalidInputError
 
 ALIGNMENT = 4096

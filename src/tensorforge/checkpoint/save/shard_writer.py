@@ -15,11 +15,9 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tensorforge.checkpoint.codecs import Codec
-from tensorforge.checkpoint.dtypes import ITEM_SIZES
-from tensorforge.checkpoint.image import Bytes, FileImage, PendingChunk
-from tensorforge.checkpoint.increments import Frame, Increment
-from tensorforge.checkpoint.manifest import (
+from tensorforge.checkpoint.format.codecs import Codec
+from tensorforge.checkpoint.format.dtypes import ITEM_SIZES
+from tensorforge.checkpoint.format.manifest import (
     ChunkMetadata,
     FileEntry,
     StoredBytes,
@@ -30,7 +28,9 @@ from tensorforge.checkpoint.manifest import (
 )
 from tensorforge.checkpoint.parallel import Guard, run_parallel
 from tensorforge.checkpoint.progress import Meter
-from tensorforge.checkpoint.staging import (
+from tensorforge.checkpoint.save.chunk_reuse import Frame, Increment
+from tensorforge.checkpoint.save.file_image import Bytes, FileImage, PendingChunk
+from tensorforge.checkpoint.save.staging import (
     aligned,
     block_buffer,
     blocks,

@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from tensorforge.checkpoint.assignment import Holding
-from tensorforge.checkpoint.dtypes import TORCH_NAMES
-from tensorforge.checkpoint.layout import MODEL, OPTIMIZER, RANDOM
+from tensorforge.checkpoint.format.dtypes import TORCH_NAMES
+from tensorforge.checkpoint.format.file_layout import MODEL, OPTIMIZER, RANDOM
+from tensorforge.checkpoint.format.state_trees import Json, encode_tree
+from tensorforge.checkpoint.save.assignment import Holding
 from tensorforge.checkpoint.tensors import LocalTensor, describe, is_tensor
-from tensorforge.checkpoint.trees import Json, encode_tree
 from tensorforge.errors import EncodingError, InvalidInputError
 
 _CLASHING = tuple(f"{MODEL}{taken}" for taken in (OPTIMIZER, RANDOM, "__metadata__"))

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from tensorforge.checkpoint.boxes import Box
-from tensorforge.checkpoint.layout import FilePlan, Segment
+from tensorforge.checkpoint.format.boxes import Box
+from tensorforge.checkpoint.format.file_layout import FilePlan, Segment
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
 

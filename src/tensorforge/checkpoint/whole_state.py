@@ -12,20 +12,20 @@ from typing import Any
 import msgspec
 import torch
 
-from tensorforge.checkpoint import shelf
+from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.api import DistributedCheckpoint
-from tensorforge.checkpoint.boxes import Box
-from tensorforge.checkpoint.chunks import StoredChunks
-from tensorforge.checkpoint.coordinators import SingleProcess
-from tensorforge.checkpoint.layout import MODEL, OPTIMIZER
-from tensorforge.checkpoint.manifest import CheckpointManifest, TensorMetadata, corrupted
+from tensorforge.checkpoint.format.boxes import Box
+from tensorforge.checkpoint.format.file_layout import MODEL, OPTIMIZER
+from tensorforge.checkpoint.format.manifest import CheckpointManifest, TensorMetadata, corrupted
+from tensorforge.checkpoint.format.state_trees import decode_tree
+from tensorforge.checkpoint.load.chunks import StoredChunks
+from tensorforge.checkpoint.load.targets import require_memory, whole_tensor
+from tensorforge.checkpoint.load.tensor_reader import Destination, read_tensors
+from tensorforge.checkpoint.model_state import tree_reader
 from tensorforge.checkpoint.options import Progress, SaveOptions
 from tensorforge.checkpoint.parallel import Guard
-from tensorforge.checkpoint.reader import Destination, read_tensors
-from tensorforge.checkpoint.state import tree_reader
-from tensorforge.checkpoint.targets import require_memory, whole_tensor
+from tensorforge.checkpoint.ranks.coordinators import SingleProcess
 from tensorforge.checkpoint.tensors import byte_view, describe
-from tensorforge.checkpoint.trees import decode_tree
 from tensorforge.errors import InvalidInputError, NotFoundError
 from tensorforge.storage.blobs import BlobStore
 from tensorforge.typed_json import decode_typed
@@ -83,7 +83,7 @@ def read_whole_tensors(
 
 def read_whole(store: BlobStore, prefix: str, progress: Progress | None = None) -> WholeState:
     """All of a checkpoint except its random states; tied weights are one memory again."""
-    manifest = shelf.read_manifest(store, prefix)
+    manifest = store_index.read_manifest(store, prefix)
     ties = _tied_weights(manifest)
     wanted = (name for name in manifest.tensors if name.startswith((MODEL, OPTIMIZER)))
     names = [name for name in wanted if name not in ties]

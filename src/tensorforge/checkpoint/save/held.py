@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 
 import torch
 
-from tensorforge.checkpoint.image import Bytes, FileImage
-from tensorforge.checkpoint.layout import Segment, plan_file
-from tensorforge.checkpoint.planning import FileAssignment
-from tensorforge.checkpoint.state import Captured
+from tensorforge.checkpoint.format.file_layout import Segment, plan_file
+from tensorforge.checkpoint.model_state import Captured
+from tensorforge.checkpoint.save.file_image import Bytes, FileImage
+from tensorforge.checkpoint.save.write_plan import FileAssignment
 from tensorforge.checkpoint.tensors import DTYPES, byte_view, on_cpu
 from tensorforge.errors import InvalidInputError
 

@@ -21,19 +21,19 @@ from typing import Any
 
 import msgspec
 
-from tensorforge.checkpoint import shelf
-from tensorforge.checkpoint.agreement import Failure, Round, SilentRankError, failure_of
-from tensorforge.checkpoint.assignment import Holding, agreed_ties
-from tensorforge.checkpoint.boxes import Box
-from tensorforge.checkpoint.chunks import StoredChunks
-from tensorforge.checkpoint.codecs import encoder_for
-from tensorforge.checkpoint.coordinators import DistributedCoordinator
+from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.faults import FaultToleranceHandler
-from tensorforge.checkpoint.formats import CheckpointFormat, CompressionLevel
-from tensorforge.checkpoint.held import HeldMemory
-from tensorforge.checkpoint.image import FileImage
-from tensorforge.checkpoint.layout import MODEL, RANDOM, index_document, index_key, name_in_file
-from tensorforge.checkpoint.manifest import (
+from tensorforge.checkpoint.format.boxes import Box
+from tensorforge.checkpoint.format.codecs import encoder_for
+from tensorforge.checkpoint.format.file_layout import (
+    MODEL,
+    RANDOM,
+    index_document,
+    index_key,
+    name_in_file,
+)
+from tensorforge.checkpoint.format.formats import CheckpointFormat, CompressionLevel
+from tensorforge.checkpoint.format.manifest import (
     CHECKSUM,
     VERSION,
     CheckpointManifest,
@@ -44,15 +44,21 @@ from tensorforge.checkpoint.manifest import (
     checksum,
     merge_shards,
 )
+from tensorforge.checkpoint.format.state_trees import encode_tree, merge_trees
+from tensorforge.checkpoint.load.chunks import StoredChunks
+from tensorforge.checkpoint.load.tensor_reader import Destination, read_tensors
+from tensorforge.checkpoint.model_state import Captured
 from tensorforge.checkpoint.options import Progress, SaveOptions
 from tensorforge.checkpoint.parallel import Guard
-from tensorforge.checkpoint.planning import RankPlan, plan_files
 from tensorforge.checkpoint.progress import Meter
-from tensorforge.checkpoint.reader import Destination, read_tensors
-from tensorforge.checkpoint.staging import StagingArea
-from tensorforge.checkpoint.state import Captured
-from tensorforge.checkpoint.trees import encode_tree, merge_trees
-from tensorforge.checkpoint.writer import WORKERS, WrittenFile, write_file
+from tensorforge.checkpoint.ranks.coordinators import DistributedCoordinator
+from tensorforge.checkpoint.ranks.rounds import Failure, Round, SilentRankError, failure_of
+from tensorforge.checkpoint.save.assignment import Holding, agreed_ties
+from tensorforge.checkpoint.save.file_image import FileImage
+from tensorforge.checkpoint.save.held import HeldMemory
+from tensorforge.checkpoint.save.shard_writer import WORKERS, WrittenFile, write_file
+from tensorforge.checkpoint.save.staging import StagingArea
+from tensorforge.checkpoint.save.write_plan import RankPlan, plan_files
 from tensorforge.errors import CheckpointErrorType, TensorForgeError
 from tensorforge.storage.blobs import BlobStore
 
@@ -71,7 +77,7 @@ class Description(msgspec.Struct, frozen=True):
 class SavePlan(msgspec.Struct, frozen=True):
     """What rank 0 decided: the claim, each rank's files, and which tensors are other names of ones in them."""
 
-    intent: shelf.Intent
+    intent: store_index.Intent
     plans: list[RankPlan]
     ties: dict[str, str]
 
@@ -93,7 +99,7 @@ class Committed(msgspec.Struct, frozen=True):
 class Ticket:
     """A save between its plan and its commit."""
 
-    intent: shelf.Intent
+    intent: store_index.Intent
     plans: list[RankPlan]
     captured: Captured
     options: SaveOptions
@@ -162,13 +168,13 @@ class Saver:
             or options.increment is not None,
         )
         self._sweep_now_and_then()
-        intent = shelf.announce(self._store, prefix, len(reports), guard.timeout)
+        intent = store_index.announce(self._store, prefix, len(reports), guard.timeout)
         return SavePlan(intent, plans, ties)
 
     def _sweep_now_and_then(self) -> None:
         """At the first save, after one that failed, and every ten minutes: it lists the whole store."""
         if time.monotonic() >= self._next_sweep:
-            shelf.sweep(self._store)
+            store_index.sweep(self._store)
             self._next_sweep = time.monotonic() + _SWEEP_SECONDS
 
     def _round(self, report: type[Any], decision: type[Any]) -> Round[Any, Any]:
@@ -304,11 +310,11 @@ class Saver:
         for plan in ticket.plans:
             if plan.part is not None:
                 self._store.delete(plan.part.key)
-        shelf.check_claim(self._store, ticket.intent)
+        store_index.check_claim(self._store, ticket.intent)
         self._faults.commit(manifest)
         # From here on nothing may fail the save; a sweep would find this announcement of a finished one.
         with contextlib.suppress(TensorForgeError):
-            shelf.withdraw(self._store, ticket.intent)
+            store_index.withdraw(self._store, ticket.intent)
         return Committed(manifest.prefix, content_digest(manifest))
 
     def _write_index(

@@ -10,9 +10,9 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
-from tensorforge.checkpoint.codecs import codec_named
-from tensorforge.checkpoint.dtypes import ITEM_SIZES
-from tensorforge.checkpoint.manifest import (
+from tensorforge.checkpoint.format.codecs import codec_named
+from tensorforge.checkpoint.format.dtypes import ITEM_SIZES
+from tensorforge.checkpoint.format.manifest import (
     RAW,
     CheckpointManifest,
     ChunkMetadata,

@@ -6,8 +6,8 @@ from typing import Protocol
 
 import zstandard
 
-from tensorforge.checkpoint.formats import CompressionLevel
-from tensorforge.checkpoint.manifest import RAW
+from tensorforge.checkpoint.format.formats import CompressionLevel
+from tensorforge.checkpoint.format.manifest import RAW
 from tensorforge.errors import EncodingError, InvalidInputError
 
 

@@ -10,9 +10,9 @@ import bisect
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from tensorforge.checkpoint.image import Bytes, FileImage
-from tensorforge.checkpoint.layout import ALIGNMENT
+from tensorforge.checkpoint.format.file_layout import ALIGNMENT
 from tensorforge.checkpoint.parallel import Guard, run_parallel
+from tensorforge.checkpoint.save.file_image import Bytes, FileImage
 from tensorforge.errors import CapacityError
 from tensorforge.memory.arena import TensorArena
 from tensorforge.memory.handle import ArenaBlock

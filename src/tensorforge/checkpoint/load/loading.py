@@ -16,18 +16,24 @@ from typing import Any
 
 import msgspec
 
-from tensorforge.checkpoint import shelf
-from tensorforge.checkpoint.agreement import Failure, Round, failure_of
-from tensorforge.checkpoint.chunks import StoredChunks
-from tensorforge.checkpoint.coordinators import DistributedCoordinator
+from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.faults import FaultToleranceHandler
-from tensorforge.checkpoint.layout import MODEL, OPTIMIZER, RANDOM
-from tensorforge.checkpoint.manifest import (
+from tensorforge.checkpoint.format.file_layout import MODEL, OPTIMIZER, RANDOM
+from tensorforge.checkpoint.format.manifest import (
     CheckpointManifest,
     checksum,
     decode_manifest,
     encode_manifest,
     manifest_key,
+)
+from tensorforge.checkpoint.format.state_trees import decode_tree
+from tensorforge.checkpoint.load.chunks import StoredChunks
+from tensorforge.checkpoint.load.targets import Targets, tensor_names, whole_tensor
+from tensorforge.checkpoint.load.tensor_reader import WORKERS, read_tensors
+from tensorforge.checkpoint.model_state import (
+    derive_random_state,
+    restore_random_state,
+    tree_reader,
 )
 from tensorforge.checkpoint.options import (
     CheckpointLoadResult,
@@ -39,10 +45,8 @@ from tensorforge.checkpoint.options import (
     Stateful,
 )
 from tensorforge.checkpoint.parallel import Guard
-from tensorforge.checkpoint.reader import WORKERS, read_tensors
-from tensorforge.checkpoint.state import derive_random_state, restore_random_state, tree_reader
-from tensorforge.checkpoint.targets import Targets, tensor_names, whole_tensor
-from tensorforge.checkpoint.trees import decode_tree
+from tensorforge.checkpoint.ranks.coordinators import DistributedCoordinator
+from tensorforge.checkpoint.ranks.rounds import Failure, Round, failure_of
 from tensorforge.checkpoint.validator import CheckpointValidator
 from tensorforge.errors import CheckpointError, CheckpointErrorType
 from tensorforge.storage.blobs import BlobStore
@@ -123,7 +127,7 @@ class Loader:
             return iter(())
         if options.checkpoint_prefix is not None:
             return iter((options.checkpoint_prefix,))
-        return iter(shelf.prefixes_by_age(self._store))
+        return iter(store_index.prefixes_by_age(self._store))
 
     def _choose(
         self,
@@ -153,7 +157,9 @@ class Loader:
         return manifest, list(choice.rejected)
 
     def _validated(self, prefix: str, options: LoadOptions) -> CheckpointManifest:
-        manifest = self._faults.execute_with_retry(lambda: shelf.read_manifest(self._store, prefix))
+        manifest = self._faults.execute_with_retry(
+            lambda: store_index.read_manifest(self._store, prefix)
+        )
         if not options.skip_validation:
             report = self._validator.validate_manifest(manifest)
             report.raise_if_invalid()

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 
 import msgspec
 
-from tensorforge.checkpoint.assignment import Holding, assign, owners
-from tensorforge.checkpoint.boxes import Box
-from tensorforge.checkpoint.dtypes import ITEM_SIZES
-from tensorforge.checkpoint.formats import CheckpointFormat
-from tensorforge.checkpoint.layout import (
+from tensorforge.checkpoint.format.boxes import Box
+from tensorforge.checkpoint.format.dtypes import ITEM_SIZES
+from tensorforge.checkpoint.format.file_layout import (
     MODEL,
     consolidated_key,
     part_key,
     shard_key,
     single_key,
 )
+from tensorforge.checkpoint.format.formats import CheckpointFormat
+from tensorforge.checkpoint.save.assignment import Holding, assign, owners
 
 MAX_CONSOLIDATED_BYTES = 5 << 30
 """A model larger than this is spread over several files, as its readers expect."""

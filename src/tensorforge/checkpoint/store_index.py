@@ -19,8 +19,8 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import psutil
 
-from tensorforge.checkpoint.layout import index_key
-from tensorforge.checkpoint.manifest import (
+from tensorforge.checkpoint.format.file_layout import index_key
+from tensorforge.checkpoint.format.manifest import (
     SUFFIX,
     CheckpointManifest,
     ManifestSummary,

@@ -1,0 +1,1 @@
+"""What a checkpoint looks like on disk: manifest, files, boxes, element types. Pure."""

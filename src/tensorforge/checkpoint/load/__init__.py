@@ -1,0 +1,1 @@
+"""From a checkpoint to tensors, at any number of ranks."""

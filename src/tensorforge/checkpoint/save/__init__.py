@@ -1,0 +1,1 @@
+"""From live tensors to a committed checkpoint."""
