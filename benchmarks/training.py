@@ -26,9 +26,9 @@ from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
 from tensorforge.testing.cluster import forking_context
-from tensorforge.train.config import RunConfig
-from tensorforge.train.membership import FixedMembership
-from tensorforge.train.run import Run
+from tensorforge.train.group.membership import FixedMembership
+from tensorforge.train.loop.run import Run
+from tensorforge.train.run_config import RunConfig
 
 LENGTH, WORDS, AIM = 64, 512, 0.95
 

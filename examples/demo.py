@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import demo_report
-from tensorforge.train.runlog import read_run_logs
+from tensorforge.train.run_log import read_run_logs
 
 SCRIPT = Path(__file__).with_name("char_transformer.py")
 OUTPUT = Path("demo-output")

@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tensorforge.train.runlog import read_run_logs
+from tensorforge.train.run_log import read_run_logs
 
 SCRIPT = Path(__file__).with_name("char_transformer.py")
 INTERRUPT_AT, TOTAL = 25, 60

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tensorforge.train.group import GenerationGroup, GenerationStore, GroupAbortedError
+from tensorforge.train.group.gloo_group import GenerationGroup, GenerationStore, GroupAbortedError
 
 
 def make_group(store, rank, world_size, **options):
@@ -33,20 +33,20 @@ def trio():
         list(pool.map(GenerationGroup.form, groups))
     yield groups
     for group in groups:
-        group.close()
+        gloo_group.close()
     store.close()
 
 
 def test_every_member_gets_everybodys_bytes(trio):
     with ThreadPoolExecutor(3) as pool:
-        said = pool.map(lambda group: group.gather_bytes(b"x" * group.rank), trio)
+        said = pool.map(lambda group: gloo_group.gather_bytes(b"x" * gloo_group.rank), trio)
     assert list(said) == [[b"", b"x", b"xx"]] * 3
 
 
 def test_an_abort_ends_the_waiting_of_all_members_but_no_listening_socket(trio):
     def wait(group):
         with pytest.raises(GroupAbortedError) as caught:
-            group.all_reduce(torch.zeros(1000))
+            gloo_group.all_reduce(torch.zeros(1000))
         return str(caught.value)
 
     with ThreadPoolExecutor(2) as pool:
@@ -61,8 +61,8 @@ def test_an_abort_ends_the_forming():
     store = GenerationStore("127.0.0.1")
     group = make_group(store, 0, 2, connect_timeout=1.0)
     with ThreadPoolExecutor(1) as pool:
-        forming = pool.submit(group.form)
-        group.abort("nobody comes")
+        forming = pool.submit(gloo_group.form)
+        gloo_group.abort("nobody comes")
         with pytest.raises(GroupAbortedError, match="nobody comes"):
             forming.result(30)
     store.close()
@@ -73,7 +73,7 @@ def test_an_abort_ends_the_forming():
 
 ENDS_DURING_A_BURIAL = """
 import threading, time
-from tensorforge.train import group
+from tensorforge.train.group import gloo_group
 
 class Slow:
     def __del__(self):
@@ -83,7 +83,7 @@ class Slow:
 
 dropping = threading.Event()
 grave = [Slow()]
-threading.Thread(target=group._bury, args=(grave, []), daemon=True).start()
+threading.Thread(target=gloo_group._bury, args=(grave, []), daemon=True).start()
 del grave
 dropping.wait()
 """

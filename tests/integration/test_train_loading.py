@@ -17,11 +17,12 @@ from tests.integration.train_cases import Noisy, data, make_run, train
 from torch.nn import functional as F  # noqa: N812
 
 from tensorforge.errors import ConfigurationError, UnavailableError
-from tensorforge.train import Loading, RunConfig, loading_processes
-from tensorforge.train.engine import StepEngine
-from tensorforge.train.loading import BatchSource, Piece
-from tensorforge.train.loading_processes import LoadingProcesses
-from tensorforge.train.work import Share
+from tensorforge.train import Loading, RunConfig
+from tensorforge.train.data import loading_processes
+from tensorforge.train.data.batch_loading import BatchSource, Piece
+from tensorforge.train.data.loading_processes import LoadingProcesses
+from tensorforge.train.gradients.step_work import Share
+from tensorforge.train.loop.engine import StepEngine
 
 
 def train_noisily(total=16, **loading):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from tensorforge.elastic import ElasticWorker, WorkerId
 from tensorforge.errors import ClosedError, StaleGenerationError
-from tensorforge.train.runlog import RunLog
+from tensorforge.train.run_log import RunLog
 
 options = argparse.ArgumentParser()
 options.add_argument("--steps", type=int, default=30)

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorforge.errors import InvalidInputError
-from tensorforge.train.tree import ShardTree, TreeSum, children, is_leaf
-from tensorforge.train.work import share_work
+from tensorforge.train.gradients.shard_tree import ShardTree, TreeSum, children, is_leaf
+from tensorforge.train.gradients.step_work import share_work
 
 SHARDS = st.integers(min_value=1, max_value=40)
 

@@ -25,12 +25,12 @@ from tensorforge.elastic.protocol.token_files import load_or_issue
 from tensorforge.encoding import encode
 from tensorforge.errors import DeadlineExceededError
 from tensorforge.security import TokenStore
-from tensorforge.train.runlog import read_run_logs
+from tensorforge.train.run_log import read_run_logs
 
 PRELOADED = (
     "torch",
     "torch._dynamo",
-    "tensorforge.train.run",
+    "tensorforge.train.loop.run",
     "tensorforge.elastic.coordinator.coordinator",
 )
 _POLL_SECONDS = 0.01

@@ -13,25 +13,25 @@ What needs torch is imported when it is asked for.
 
 from typing import TYPE_CHECKING, Any
 
-from tensorforge.train.config import RunConfig
+from tensorforge.train.run_config import RunConfig
 
 if TYPE_CHECKING:
-    from tensorforge.train.checkpoints import CheckpointPlan
+    from tensorforge.train.data.loading_processes import Loading
+    from tensorforge.train.data.local_shards import LocalShards
     from tensorforge.train.evaluation import Evaluation
-    from tensorforge.train.loading_processes import Loading
-    from tensorforge.train.local_shards import LocalShards
-    from tensorforge.train.run import Run
-    from tensorforge.train.step import Step
+    from tensorforge.train.loop.run import Run
+    from tensorforge.train.loop.step import Step
+    from tensorforge.train.run_checkpoints import CheckpointPlan
 
 __all__ = ["CheckpointPlan", "Evaluation", "Loading", "LocalShards", "Run", "RunConfig", "Step"]
 
 _HOMES = {
-    "CheckpointPlan": "checkpoints",
+    "CheckpointPlan": "run_checkpoints",
     "Evaluation": "evaluation",
-    "Loading": "loading_processes",
-    "LocalShards": "local_shards",
-    "Run": "run",
-    "Step": "step",
+    "Loading": "data.loading_processes",
+    "LocalShards": "data.local_shards",
+    "Run": "loop.run",
+    "Step": "loop.step",
 }
 
 

@@ -11,9 +11,9 @@ from torch import nn
 
 from tensorforge.data.shards import partition, quotas
 from tensorforge.errors import ConfigurationError
-from tensorforge.train.group import GenerationGroup
-from tensorforge.train.loading import dataset_size, fetch
-from tensorforge.train.progress import TrainingState
+from tensorforge.train.data.batch_loading import dataset_size, fetch
+from tensorforge.train.group.gloo_group import GenerationGroup
+from tensorforge.train.loop.training_state import TrainingState
 
 
 class Evaluation:

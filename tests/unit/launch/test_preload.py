@@ -2,7 +2,7 @@ import pytest
 
 from tensorforge.launch.processes.preload import find_script, preloads
 
-TRAINING = ("torch", "torch._dynamo", "tensorforge.train.run")
+TRAINING = ("torch", "torch._dynamo", "tensorforge.train.loop.run")
 
 
 def test_a_training_script_has_its_heavy_imports_done_ahead():

@@ -519,8 +519,8 @@ AT_WORK = """Stack (most recent call first):
   File "/x/tensorforge/launch/processes/bootstrap.py", line 88 in _run_script
 """
 WAITING = """Stack (most recent call first):
-  File "/x/tensorforge/train/group.py", line 70 in wait
-  File "/x/tensorforge/train/run.py", line 99 in commit
+  File "/x/tensorforge/train/group/gloo_group.py", line 70 in wait
+  File "/x/tensorforge/train/loop/run.py", line 99 in commit
   File "/job/train.py", line 21 in <module>
   File "/x/tensorforge/launch/processes/bootstrap.py", line 88 in _run_script
 """
@@ -564,7 +564,7 @@ def test_progress_while_the_stacks_are_collected_acquits_everyone():
 IN_A_HOOK = """Stack (most recent call first):
   File "/x/lib/python3.11/site-packages/torch/nn/utils.py", line 7 in clip
   File "/job/train.py", line 9 in before_update
-  File "/x/tensorforge/train/run.py", line 99 in commit
+  File "/x/tensorforge/train/loop/run.py", line 99 in commit
   File "/job/train.py", line 21 in <module>
   File "/x/tensorforge/launch/processes/bootstrap.py", line 88 in _run_script
 """

@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorforge.train.agreement import NOTHING_PREPARED, Facts, decide
+from tensorforge.train.group.agreement import NOTHING_PREPARED, Facts, decide
 
 
 def fact(committed, prepared=NOTHING_PREPARED, generation=1):

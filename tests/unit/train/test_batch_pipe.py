@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorforge.errors import UnavailableError
-from tensorforge.train import batch_pipe
+from tensorforge.train.data import batch_pipe
 
 
 def through(thing):

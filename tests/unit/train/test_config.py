@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from tensorforge.elastic import AdaptationStrategy
 from tensorforge.errors import ConfigurationError
-from tensorforge.train.config import RunConfig
+from tensorforge.train.run_config import RunConfig
 
 
 @pytest.mark.parametrize(

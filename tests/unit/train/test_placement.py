@@ -1,9 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorforge.train.placement import Placement, single_holders
-from tensorforge.train.tree import ShardTree
-from tensorforge.train.work import share_work
+from tensorforge.train.data.placement import Placement, single_holders
+from tensorforge.train.gradients.shard_tree import ShardTree
+from tensorforge.train.gradients.step_work import share_work
 
 HELD = st.lists(st.sets(st.integers(0, 11)), min_size=1, max_size=5)
 

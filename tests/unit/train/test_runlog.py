@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tensorforge.data.ledger import Ledger
-from tensorforge.train.runlog import RunLog, read_run_logs
+from tensorforge.train.run_log import RunLog, read_run_logs
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is full")

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorforge.errors import EncodingError, InvalidInputError
-from tensorforge.train.healing import chunks
-from tensorforge.train.state import FlatState, empty_like_header, flatten, unflatten
+from tensorforge.train.group.healing import chunks
+from tensorforge.train.loop.flat_state import FlatState, empty_like_header, flatten, unflatten
 
 plain = st.recursive(
     st.none()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _HEAVY = ("torch", "numpy", "tensorforge")
-_TRAINING = ("torch", "torch._dynamo", "tensorforge.train.run")
+_TRAINING = ("torch", "torch._dynamo", "tensorforge.train.loop.run")
 """`torch._dynamo` is imported by the first optimizer, and costs as much as all the rest."""
 _ENVIRONMENT = frozenset({"environ", "putenv", "environb", "unsetenv"})
 _READERS = frozenset({"get", "copy", "items", "keys", "values"})

@@ -17,10 +17,10 @@ import torch
 import xxhash
 
 from tensorforge.errors import IntegrityError, InvalidInputError
-from tensorforge.train import healing
-from tensorforge.train.group import GenerationGroup
-from tensorforge.train.progress import Prepared, TrainingState
-from tensorforge.train.tree import Node
+from tensorforge.train.gradients.shard_tree import Node
+from tensorforge.train.group import healing
+from tensorforge.train.group.gloo_group import GenerationGroup
+from tensorforge.train.loop.training_state import Prepared, TrainingState
 
 NOTHING_PREPARED = -2
 

@@ -8,16 +8,16 @@ from typing import NamedTuple
 import torch
 
 from tensorforge.data.shards import DataShard
-from tensorforge.train.gradients import EntryReady, StepGradients, step_facts
-from tensorforge.train.layout import Entries, Layout
-from tensorforge.train.loading import Piece, pieces
-from tensorforge.train.progress import Prepared, TrainingState
-from tensorforge.train.reduction import Exchange, TreeReduction
-from tensorforge.train.session import Session
-from tensorforge.train.shard_plane import ShardPlane
-from tensorforge.train.step import Step, StepHost
-from tensorforge.train.tree import Node, ShardTree
-from tensorforge.train.work import Share, share_work
+from tensorforge.train.data.batch_loading import Piece, pieces
+from tensorforge.train.data.shard_plane import ShardPlane
+from tensorforge.train.gradients.flat_layout import Entries, Layout
+from tensorforge.train.gradients.reduction import Exchange, TreeReduction
+from tensorforge.train.gradients.shard_gradients import EntryReady, StepGradients, step_facts
+from tensorforge.train.gradients.shard_tree import Node, ShardTree
+from tensorforge.train.gradients.step_work import Share, share_work
+from tensorforge.train.group.session import Session
+from tensorforge.train.loop.step import Step, StepHost
+from tensorforge.train.loop.training_state import Prepared, TrainingState
 
 
 class Wishes(NamedTuple):

@@ -22,8 +22,8 @@ from tensorforge.errors import (
     StaleGenerationError,
     TrainingAbortedError,
 )
-from tensorforge.train.membership import Gathering, Progress, RunEnd
-from tensorforge.train.shard_plane import DataAccess
+from tensorforge.train.data.shard_plane import DataAccess
+from tensorforge.train.group.membership import Gathering, Progress, RunEnd
 
 _STORE = "store"
 _LAST_WORDS_SECONDS = 30.0

@@ -12,9 +12,9 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 from tensorforge.data.order import ShardLocalOrder, ShuffledOrder
 from tensorforge.data.shards import DataShard, quotas
 from tensorforge.errors import InvalidInputError
-from tensorforge.train.config import RunConfig
-from tensorforge.train.randomness import own_random_state, seed_everything
-from tensorforge.train.seeds import stream_seed
+from tensorforge.train.data.randomness import own_random_state, seed_everything
+from tensorforge.train.data.seeds import stream_seed
+from tensorforge.train.run_config import RunConfig
 
 Collate = Callable[[list[Any]], Any]
 

@@ -33,8 +33,8 @@ from tensorforge.checkpoint.ranks.coordinators import SingleProcess
 from tensorforge.checkpoint.store_index import delete_checkpoint
 from tensorforge.errors import CheckpointError, IntegrityError, TensorForgeError
 from tensorforge.storage.opening import open_store
-from tensorforge.train.progress import TrainingState
-from tensorforge.train.state import empty_like_header, flatten, tensor_bytes, unflatten
+from tensorforge.train.loop.flat_state import empty_like_header, flatten, tensor_bytes, unflatten
+from tensorforge.train.loop.training_state import TrainingState
 
 log = logging.getLogger(__name__)
 

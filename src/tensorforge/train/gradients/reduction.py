@@ -19,9 +19,9 @@ from dataclasses import dataclass
 
 import torch
 
-from tensorforge.train.group import GenerationGroup, GroupAbortedError
-from tensorforge.train.layout import Entries, EntryPlace, Layout
-from tensorforge.train.tree import Node, ShardTree
+from tensorforge.train.gradients.flat_layout import Entries, EntryPlace, Layout
+from tensorforge.train.gradients.shard_tree import Node, ShardTree
+from tensorforge.train.group.gloo_group import GenerationGroup, GroupAbortedError
 
 _SLICE_ALIGNMENT = 16
 _IN_FLIGHT = 2

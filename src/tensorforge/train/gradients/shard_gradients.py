@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from tensorforge.errors import ConflictError, InvalidInputError
-from tensorforge.train.layout import Entries, EntryPlace, Layout, entries_at
-from tensorforge.train.tree import Node, ShardTree
+from tensorforge.train.gradients.flat_layout import Entries, EntryPlace, Layout, entries_at
+from tensorforge.train.gradients.shard_tree import Node, ShardTree
 
 EntryReady = Callable[[EntryPlace], None]
 """Called when an entry of the last shard's sums will change no more."""

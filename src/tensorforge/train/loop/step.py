@@ -10,13 +10,13 @@ import torch
 
 from tensorforge.data.shards import DataShard
 from tensorforge.errors import ConflictError, InvalidInputError
-from tensorforge.train.gradients import EntryReady, StepGradients
-from tensorforge.train.loading import Piece, pieces
-from tensorforge.train.randomness import own_random_state, seed_everything
-from tensorforge.train.seeds import stream_seed
+from tensorforge.train.data.batch_loading import Piece, pieces
+from tensorforge.train.data.randomness import own_random_state, seed_everything
+from tensorforge.train.data.seeds import stream_seed
+from tensorforge.train.gradients.shard_gradients import EntryReady, StepGradients
 
 if TYPE_CHECKING:
-    from tensorforge.train.config import RunConfig
+    from tensorforge.train.run_config import RunConfig
 
 
 class StepHost(Protocol):

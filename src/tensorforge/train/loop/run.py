@@ -22,23 +22,23 @@ from tensorforge.errors import (
     InvalidInputError,
     TrainingAbortedError,
 )
-from tensorforge.train.agreement import agree
-from tensorforge.train.checkpoints import Checkpointer, CheckpointPlan
-from tensorforge.train.config import RunConfig
-from tensorforge.train.engine import StepEngine, Wishes
+from tensorforge.train.data.batch_loading import BatchSource, Collate, Piece, dataset_size
+from tensorforge.train.data.loading_processes import Loading, LoadingProcesses
+from tensorforge.train.data.local_shards import LocalShards
+from tensorforge.train.data.shard_plane import ShardPlane
 from tensorforge.train.evaluation import Evaluation
-from tensorforge.train.gradients import EntryReady
-from tensorforge.train.group import GenerationGroup, GroupAbortedError
-from tensorforge.train.loading import BatchSource, Collate, Piece, dataset_size
-from tensorforge.train.loading_processes import Loading, LoadingProcesses
-from tensorforge.train.local_shards import LocalShards
-from tensorforge.train.membership import FixedMembership, Membership, Progress, RunEnd
-from tensorforge.train.progress import Prepared, Stateful, TrainingState
-from tensorforge.train.runlog import RunLog
-from tensorforge.train.session import FormationTimes, Position, Session, Standing
-from tensorforge.train.shard_plane import ShardPlane
+from tensorforge.train.gradients.shard_gradients import EntryReady
+from tensorforge.train.group.agreement import agree
+from tensorforge.train.group.gloo_group import GenerationGroup, GroupAbortedError
+from tensorforge.train.group.membership import FixedMembership, Membership, Progress, RunEnd
+from tensorforge.train.group.session import FormationTimes, Position, Session, Standing
+from tensorforge.train.loop.engine import StepEngine, Wishes
+from tensorforge.train.loop.step import Step
+from tensorforge.train.loop.training_state import Prepared, Stateful, TrainingState
+from tensorforge.train.run_checkpoints import Checkpointer, CheckpointPlan
+from tensorforge.train.run_config import RunConfig
+from tensorforge.train.run_log import RunLog
 from tensorforge.train.signals import SignalHandlers
-from tensorforge.train.step import Step
 
 log = logging.getLogger(__name__)
 
@@ -483,7 +483,7 @@ def default_membership(plane: ShardPlane | None = None) -> Membership:
     In a cluster `plane` begins to serve its shards, and the worker's port is where it does.
     """
     if os.environ.get("TENSORFORGE_COORDINATOR"):
-        from tensorforge.train.elastic_membership import ElasticMembership
+        from tensorforge.train.group.elastic_membership import ElasticMembership
 
         return ElasticMembership.from_environment(serve=None if plane is None else plane.serve)
     return FixedMembership.from_environment()

@@ -21,8 +21,8 @@ from enum import Enum
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.errors import DeadlineExceededError, StaleGenerationError
-from tensorforge.train.group import GenerationGroup, GenerationStore, GroupAbortedError
-from tensorforge.train.membership import Gathering, Membership, RunEnd
+from tensorforge.train.group.gloo_group import GenerationGroup, GenerationStore, GroupAbortedError
+from tensorforge.train.group.membership import Gathering, Membership, RunEnd
 
 log = logging.getLogger(__name__)
 

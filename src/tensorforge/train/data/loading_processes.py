@@ -29,8 +29,8 @@ from typing import Any
 import torch
 
 from tensorforge.errors import ConfigurationError, UnavailableError
-from tensorforge.train import batch_pipe
-from tensorforge.train.loading import BatchSource, Piece
+from tensorforge.train.data import batch_pipe
+from tensorforge.train.data.batch_loading import BatchSource, Piece
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE_SECONDS = 2.0

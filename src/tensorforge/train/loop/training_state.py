@@ -15,10 +15,10 @@ from tensorforge.data.ledger import Ledger
 from tensorforge.data.shards import DataShard
 from tensorforge.elastic.learning_rate import adapt_learning_rate
 from tensorforge.errors import EncodingError, IntegrityError, InvalidInputError
-from tensorforge.train.config import RunConfig
-from tensorforge.train.gradients import StepGradients
-from tensorforge.train.layout import Entries
-from tensorforge.train.state import FlatState, flatten, unflatten
+from tensorforge.train.gradients.flat_layout import Entries
+from tensorforge.train.gradients.shard_gradients import StepGradients
+from tensorforge.train.loop.flat_state import FlatState, flatten, unflatten
+from tensorforge.train.run_config import RunConfig
 from tensorforge.wording import counted
 
 _FORMAT = 1

@@ -25,9 +25,9 @@ from tensorforge.data.server import ShardServer
 from tensorforge.data.shards import DataShard, partition
 from tensorforge.data.transfer import DataTransferManager, TransferJob
 from tensorforge.errors import TensorForgeError
-from tensorforge.train.group import GenerationGroup
-from tensorforge.train.local_shards import LocalShards
-from tensorforge.train.placement import Placement, single_holders
+from tensorforge.train.data.local_shards import LocalShards
+from tensorforge.train.data.placement import Placement, single_holders
+from tensorforge.train.group.gloo_group import GenerationGroup
 
 log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 import torch
 
 from tensorforge.errors import IntegrityError
-from tensorforge.train.group import GenerationGroup
-from tensorforge.train.state import FlatState, empty_like_header, tensor_bytes
+from tensorforge.train.group.gloo_group import GenerationGroup
+from tensorforge.train.loop.flat_state import FlatState, empty_like_header, tensor_bytes
 
 CHUNK_BYTES = 8 << 20
 _IN_FLIGHT = 2

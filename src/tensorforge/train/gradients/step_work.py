@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from tensorforge.errors import InvalidInputError
-from tensorforge.train.tree import Node, ShardTree
+from tensorforge.train.gradients.shard_tree import Node, ShardTree
 
 
 @dataclass(frozen=True, slots=True)

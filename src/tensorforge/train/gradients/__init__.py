@@ -1,0 +1,1 @@
+"""A step's gradient: per shard, along one fixed tree, over the members."""

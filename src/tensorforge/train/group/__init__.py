@@ -1,0 +1,1 @@
+"""The members of one generation: how they connect, agree and heal."""
