@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorforge.registry import ModelRegistry
-from tensorforge.registry.names import tag_digest
+from tensorforge.registry.domain.names import tag_digest
 from tensorforge.registry.tokens import DatabaseTokens, Scope
 
 MLFLOW = "mlflow==3.17.2"

@@ -82,7 +82,7 @@ with ModelRegistry(url) as registry:
 CRASHER = """
 import os, sys
 from tensorforge.registry import ModelRegistry
-from tensorforge.registry.schema import VERSIONS
+from tensorforge.registry.database.schema import VERSIONS
 registry = ModelRegistry(sys.argv[1])
 with registry.database.write() as connection:
     connection.execute(VERSIONS.update().values(state="production"))

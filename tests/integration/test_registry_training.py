@@ -27,7 +27,7 @@ from tensorforge.errors import (
 )
 from tensorforge.registry import CanaryVerdict, Lineage, ModelRegistry, Sla, TensorSpec
 from tensorforge.registry.export import Registration, register_checkpoint, register_weights
-from tensorforge.registry.validation import ValidationPlan, load_callable, run_validation
+from tensorforge.registry.model_validation import ValidationPlan, load_callable, run_validation
 from tensorforge.registry.weights import describe_weights
 from tensorforge.storage.opening import open_store
 

@@ -34,11 +34,11 @@ from tensorforge.registry import (
     select_best_model,
     shape_compatibility,
 )
-from tensorforge.registry.filters import parse_filter
-from tensorforge.registry.models import TensorSpec
-from tensorforge.registry.names import check_name, check_tags
-from tensorforge.registry.shapes import Interface
-from tensorforge.registry.versions import MAX_PART
+from tensorforge.registry.domain.filters import parse_filter
+from tensorforge.registry.domain.models import TensorSpec
+from tensorforge.registry.domain.names import check_name, check_tags
+from tensorforge.registry.domain.shapes import Interface
+from tensorforge.registry.domain.versions import MAX_PART
 
 parts = st.integers(0, MAX_PART) | st.integers(0, 3)
 versions = st.builds(ModelVersion, parts, parts, parts)

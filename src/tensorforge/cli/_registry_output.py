@@ -18,9 +18,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from tensorforge.errors import NotFoundError
-from tensorforge.registry.audit import AuditEntry
-from tensorforge.registry.registry import ModelRegistry
-from tensorforge.registry.versions import ModelVersion
+from tensorforge.registry.database.audit import AuditEntry
+from tensorforge.registry.domain.versions import ModelVersion
+from tensorforge.registry.model_registry import ModelRegistry
 
 Database = Annotated[
     str,

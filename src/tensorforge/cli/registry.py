@@ -30,11 +30,11 @@ from tensorforge.registry import (
     ModelRegistry,
     Sla,
 )
+from tensorforge.registry.database.transitions import FORCE
+from tensorforge.registry.domain.deployment_lifecycle import DEPLOYMENT_LIFECYCLE
+from tensorforge.registry.domain.versions import require_version
 from tensorforge.registry.export import Registration, register_checkpoint, register_weights
-from tensorforge.registry.lifecycle import DEPLOYMENT_LIFECYCLE
-from tensorforge.registry.moves import FORCE
-from tensorforge.registry.registry import local_actor
-from tensorforge.registry.versions import require_version
+from tensorforge.registry.model_registry import local_actor
 from tensorforge.registry.weights import describe_weights
 
 app = typer.Typer(help="Models, their versions, where they stand and why.", no_args_is_help=True)
@@ -250,7 +250,7 @@ def validate(
     as_json: AsJson = False,
 ) -> None:
     """Load the registered weights, measure latency and accuracy, record the result."""
-    from tensorforge.registry.validation import ValidationPlan, run_validation
+    from tensorforge.registry.model_validation import ValidationPlan, run_validation
 
     with existing(database) as registry:
         metadata = registry.resolve(model, version)

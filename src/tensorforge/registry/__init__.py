@@ -6,13 +6,13 @@ registering, measurements, moves, labels, descriptions, removing           on it
 reading, registry                                                          what others call
 """
 
-from tensorforge.registry.audit import AuditEntry, AuditHead
-from tensorforge.registry.lifecycle import (
+from tensorforge.registry.database.audit import AuditEntry, AuditHead
+from tensorforge.registry.domain.deployment_lifecycle import (
     DEPLOYMENT_LIFECYCLE,
     DeploymentState,
     can_transition_state,
 )
-from tensorforge.registry.models import (
+from tensorforge.registry.domain.models import (
     Actor,
     Lineage,
     ModelMetadata,
@@ -24,9 +24,7 @@ from tensorforge.registry.models import (
     ValidationRecord,
     ValidationResult,
 )
-from tensorforge.registry.ranges import VersionRange, parse_range
-from tensorforge.registry.registry import ModelRegistry
-from tensorforge.registry.selection import (
+from tensorforge.registry.domain.selection import (
     CanaryDecision,
     CanaryPolicy,
     CanaryVerdict,
@@ -37,14 +35,16 @@ from tensorforge.registry.selection import (
     rollback_priority,
     select_best_model,
 )
-from tensorforge.registry.shapes import DueBump, due_bump, shape_compatibility
-from tensorforge.registry.versions import (
+from tensorforge.registry.domain.shapes import DueBump, due_bump, shape_compatibility
+from tensorforge.registry.domain.version_ranges import VersionRange, parse_range
+from tensorforge.registry.domain.versions import (
     Bump,
     ModelVersion,
     compare_versions,
     format_version,
     parse_version,
 )
+from tensorforge.registry.model_registry import ModelRegistry
 
 __all__ = [
     "DEPLOYMENT_LIFECYCLE",

@@ -7,17 +7,17 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
-from tensorforge.registry.models import ModelMetadata, ValidationResult
-from tensorforge.registry.rows import (
+from tensorforge.registry.database.rows import (
     find_version,
     latest_validation,
     shape_of,
     tensors_of,
     to_metadata,
 )
-from tensorforge.registry.selection import RollbackAssessment, assess_rollback
-from tensorforge.registry.shapes import DueBump, Interface, due_bump, shape_compatibility
-from tensorforge.registry.versions import ModelVersion
+from tensorforge.registry.domain.models import ModelMetadata, ValidationResult
+from tensorforge.registry.domain.selection import RollbackAssessment, assess_rollback
+from tensorforge.registry.domain.shapes import DueBump, Interface, due_bump, shape_compatibility
+from tensorforge.registry.domain.versions import ModelVersion
 from tensorforge.storage.prepared import Row
 
 _COMPARED = (

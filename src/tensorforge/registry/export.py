@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorforge.errors import AlreadyExistsError, NotFoundError
-from tensorforge.registry.models import Actor, Lineage, ModelMetadata, Shape
-from tensorforge.registry.registering import FIRST_VERSION
-from tensorforge.registry.registry import ModelRegistry
-from tensorforge.registry.shapes import DueBump
-from tensorforge.registry.versions import Bump, ModelVersion
+from tensorforge.registry.database.registering import FIRST_VERSION
+from tensorforge.registry.domain.models import Actor, Lineage, ModelMetadata, Shape
+from tensorforge.registry.domain.shapes import DueBump
+from tensorforge.registry.domain.versions import Bump, ModelVersion
+from tensorforge.registry.model_registry import ModelRegistry
 from tensorforge.registry.weights import Progress, Weights, describe_weights
 
 if TYPE_CHECKING:

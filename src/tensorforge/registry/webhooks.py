@@ -15,8 +15,8 @@ import httpx
 
 from tensorforge.errors import NotFoundError, TensorForgeError, UnavailableError
 from tensorforge.registry.addresses import Resolver, check_target, resolve_target
-from tensorforge.registry.outbox import Delivery, Outbox, Webhook
-from tensorforge.registry.times import to_micros
+from tensorforge.registry.database.outbox import Delivery, Outbox, Webhook
+from tensorforge.registry.database.times import to_micros
 from tensorforge.resilience import RetryPolicy
 from tensorforge.storage.database import Database
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorforge.errors import IntegrityError, InvalidInputError, NotFoundError
-from tensorforge.registry.models import TensorSpec
+from tensorforge.registry.domain.models import TensorSpec
 
 _MAX_HEADER = 100_000_000
 _BLOCK = 1 << 20

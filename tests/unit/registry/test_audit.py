@@ -6,8 +6,8 @@ from tests.unit.registry.making import BOSS, S, bring, metadata, v
 
 from tensorforge.errors import IntegrityError, InvalidInputError
 from tensorforge.registry import AuditHead
-from tensorforge.registry.audit import GENESIS
-from tensorforge.registry.schema import AUDIT, AUDIT_HEAD
+from tensorforge.registry.database.audit import GENESIS
+from tensorforge.registry.database.schema import AUDIT, AUDIT_HEAD
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def test_time_never_runs_backwards_along_the_chain(busy, clock):
 
 
 def test_rows_are_verified_in_batches(registry, monkeypatch):
-    monkeypatch.setattr("tensorforge.registry.audit._BATCH", 3)
+    monkeypatch.setattr("tensorforge.registry.database.audit._BATCH", 3)
     for number in range(7):
         registry.create_model(f"m{number}")
     assert registry.verify_audit().sequence == 7

@@ -1,7 +1,7 @@
 import pytest
 
 from tensorforge.errors import InvalidInputError
-from tensorforge.registry.filters import Comparison, Ordering, parse_filter, parse_ordering
+from tensorforge.registry.domain.filters import Comparison, Ordering, parse_filter, parse_ordering
 
 
 @pytest.mark.parametrize(

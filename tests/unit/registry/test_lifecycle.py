@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from tensorforge.registry import DEPLOYMENT_LIFECYCLE, DeploymentState, can_transition_state
-from tensorforge.registry.lifecycle import needs_evidence
+from tensorforge.registry.domain.deployment_lifecycle import needs_evidence
 
 S = DeploymentState
 ALLOWED = {

@@ -1,7 +1,7 @@
 import pytest
 
 from tensorforge.errors import InvalidInputError
-from tensorforge.registry.names import check_alias, check_name, check_tags, check_text
+from tensorforge.registry.domain.names import check_alias, check_name, check_tags, check_text
 
 
 @pytest.mark.parametrize("name", ["m", "my-model_1.2", "with space", "Größe", "模型", "a" * 200])

@@ -2,8 +2,8 @@ import pytest
 
 from tensorforge.errors import InvalidInputError
 from tensorforge.registry import parse_range
-from tensorforge.registry.ranges import is_range
-from tensorforge.registry.versions import MAX_PART, ModelVersion, parse_version
+from tensorforge.registry.domain.version_ranges import is_range
+from tensorforge.registry.domain.versions import MAX_PART, ModelVersion, parse_version
 
 CASES = [
     ("1.2.3", ["1.2.3"], ["1.2.2", "1.2.4"]),

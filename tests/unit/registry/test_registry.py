@@ -25,8 +25,8 @@ from tensorforge.registry import (
     TensorSpec,
     can_transition_state,
 )
-from tensorforge.registry.idempotency import RequestKey
-from tensorforge.registry.versions import MAX_PART
+from tensorforge.registry.database.idempotency import RequestKey
+from tensorforge.registry.domain.versions import MAX_PART
 
 TOP = f"{MAX_PART}.{MAX_PART}.{MAX_PART}"
 

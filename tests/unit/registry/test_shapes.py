@@ -1,7 +1,7 @@
 import pytest
 
 from tensorforge.registry import Bump, TensorSpec, due_bump, shape_compatibility
-from tensorforge.registry.shapes import Interface
+from tensorforge.registry.domain.shapes import Interface
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import pytest
 
 from tensorforge.errors import InvalidInputError
 from tensorforge.registry import Bump, ModelVersion, compare_versions, format_version, parse_version
-from tensorforge.registry.versions import MAX_PART, require_version
+from tensorforge.registry.domain.versions import MAX_PART, require_version
 
 
 @pytest.mark.parametrize(

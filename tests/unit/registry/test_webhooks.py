@@ -7,8 +7,8 @@ from tests.unit.registry.making import S, bring, metadata, v
 
 from tensorforge.errors import InvalidInputError, NotFoundError, PermissionDeniedError
 from tensorforge.registry.addresses import check_target, is_public, resolve_target
-from tensorforge.registry.outbox import Outbox
-from tensorforge.registry.times import to_micros
+from tensorforge.registry.database.outbox import Outbox
+from tensorforge.registry.database.times import to_micros
 from tensorforge.registry.webhooks import (
     DELIVERY,
     SIGNATURE,

@@ -5,7 +5,8 @@ from __future__ import annotations
 from datetime import UTC, datetime
 
 from tensorforge.errors import IntegrityError, InvalidInputError
-from tensorforge.registry.outbox import Outbox, Webhook
+from tensorforge.registry.database.outbox import Outbox, Webhook
+from tensorforge.registry.database.times import to_micros
 from tensorforge.registry.service.admin_wire import (
     AuditState,
     CreateWebhook,
@@ -15,8 +16,7 @@ from tensorforge.registry.service.admin_wire import (
     WebhookList,
 )
 from tensorforge.registry.service.operations import Call, Operation, Reply
-from tensorforge.registry.service.wire import LimitQuery
-from tensorforge.registry.times import to_micros
+from tensorforge.registry.service.shared_wire import LimitQuery
 from tensorforge.registry.tokens import Scope
 
 _WEBHOOK = "/api/v1/webhooks/{webhook_id}"

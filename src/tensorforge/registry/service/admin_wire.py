@@ -8,8 +8,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from tensorforge.registry.names import MAX_NAME
-from tensorforge.registry.service.wire import Answer, Request
+from tensorforge.registry.domain.names import MAX_NAME
+from tensorforge.registry.service.shared_wire import Answer, Request
 
 Action = Annotated[str, Meta(max_length=40)]
 

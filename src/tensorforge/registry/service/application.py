@@ -18,13 +18,14 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from tensorforge.errors import AuthenticationError, InvalidInputError
+from tensorforge.registry.database.outbox import Outbox
+from tensorforge.registry.database.schema import AUDIT_HEAD
 from tensorforge.registry.limits import Limits
-from tensorforge.registry.outbox import Outbox
-from tensorforge.registry.registry import ModelRegistry
-from tensorforge.registry.schema import AUDIT_HEAD
+from tensorforge.registry.model_registry import ModelRegistry
 from tensorforge.registry.service import admin_api, mlflow_api, models_api, versions_api
+from tensorforge.registry.service.context import Service
 from tensorforge.registry.service.endpoints import Endpoint, Endpoints, endpoints
-from tensorforge.registry.service.failures import (
+from tensorforge.registry.service.error_responses import (
     JSON,
     TooManyRequests,
     failure,
@@ -33,8 +34,7 @@ from tensorforge.registry.service.failures import (
 )
 from tensorforge.registry.service.openapi import describe
 from tensorforge.registry.service.operations import UrlTooLongError, require_scope
-from tensorforge.registry.service.state import Service
-from tensorforge.registry.service.wire import HealthAnswer
+from tensorforge.registry.service.shared_wire import HealthAnswer
 from tensorforge.registry.tokens import Scope
 from tensorforge.registry.webhooks import WebhookCourier
 from tensorforge.security import TokenRecord

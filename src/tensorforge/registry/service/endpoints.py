@@ -9,7 +9,8 @@ from starlette.responses import Response
 
 from tensorforge.errors import CapacityError, InvalidInputError
 from tensorforge.registry.limits import Limits
-from tensorforge.registry.service.failures import (
+from tensorforge.registry.service.context import Service
+from tensorforge.registry.service.error_responses import (
     JSON,
     UnsupportedBodyError,
     failure,
@@ -24,7 +25,6 @@ from tensorforge.registry.service.operations import (
     read_query,
     require_scope,
 )
-from tensorforge.registry.service.state import Service
 from tensorforge.security import TokenRecord
 
 Endpoint = Callable[[Request], Awaitable[Response]]

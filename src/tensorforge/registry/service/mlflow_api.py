@@ -22,19 +22,25 @@ from tensorforge.errors import (
     NotFoundError,
     TransitionError,
 )
-from tensorforge.registry.lifecycle import DEPLOYMENT_LIFECYCLE, DeploymentState, needs_evidence
-from tensorforge.registry.models import ModelMetadata
-from tensorforge.registry.moves import FORCE
-from tensorforge.registry.moves import Request as MoveRequest
-from tensorforge.registry.names import check_name
-from tensorforge.registry.ranges import is_range
+from tensorforge.registry.database.transitions import FORCE
+from tensorforge.registry.database.transitions import Request as MoveRequest
+from tensorforge.registry.domain.deployment_lifecycle import (
+    DEPLOYMENT_LIFECYCLE,
+    DeploymentState,
+    needs_evidence,
+)
+from tensorforge.registry.domain.models import ModelMetadata
+from tensorforge.registry.domain.names import check_name
+from tensorforge.registry.domain.version_ranges import is_range
+from tensorforge.registry.domain.versions import Bump, require_version
+from tensorforge.registry.service.context import Service
 from tensorforge.registry.service.endpoints import (
     Endpoint,
     Endpoints,
     counted,
     read_limited,
 )
-from tensorforge.registry.service.failures import json_response
+from tensorforge.registry.service.error_responses import json_response
 from tensorforge.registry.service.mlflow_documents import VERSION_DOCUMENT
 from tensorforge.registry.service.mlflow_wire import (
     PREFIX,
@@ -70,9 +76,7 @@ from tensorforge.registry.service.operations import (
     read_query,
     require_scope,
 )
-from tensorforge.registry.service.state import Service
 from tensorforge.registry.tokens import Scope
-from tensorforge.registry.versions import Bump, require_version
 
 _DEFAULT_MODELS = 100
 _DEFAULT_VERSIONS = 10_000

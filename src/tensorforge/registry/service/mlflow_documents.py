@@ -6,9 +6,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tensorforge.registry.expressions import Filled, Joined, ObjectOf, Quoted, constant
-from tensorforge.registry.schema import ALIASES, MODELS, VERSION_TAGS, VERSIONS
-from tensorforge.registry.search import Document
+from tensorforge.registry.database.expressions import Filled, Joined, ObjectOf, Quoted, constant
+from tensorforge.registry.database.schema import ALIASES, MODELS, VERSION_TAGS, VERSIONS
+from tensorforge.registry.database.search import Document
 from tensorforge.registry.service.mlflow_wire import STAGES, STATE_TAG, VERSION_TAG
 
 _MILLI = sa.literal_column("1000", sa.BigInteger)

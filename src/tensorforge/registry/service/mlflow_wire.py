@@ -10,11 +10,11 @@ import msgspec
 from msgspec import Meta
 
 from tensorforge.errors import AlreadyExistsError, InvalidInputError
-from tensorforge.registry.lifecycle import DeploymentState
-from tensorforge.registry.models import Lineage, ModelMetadata, RegisteredModel
-from tensorforge.registry.service.wire import ErrorAnswer
-from tensorforge.registry.times import to_micros
-from tensorforge.registry.versions import ModelVersion, require_version
+from tensorforge.registry.database.times import to_micros
+from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
+from tensorforge.registry.domain.models import Lineage, ModelMetadata, RegisteredModel
+from tensorforge.registry.domain.versions import ModelVersion, require_version
+from tensorforge.registry.service.shared_wire import ErrorAnswer
 
 PREFIX = "/api/2.0/mlflow/"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from tensorforge.registry.domain.versions import ModelVersion, require_version
 from tensorforge.registry.service.models_wire import (
     CreateModel,
     HistoryPage,
@@ -22,9 +23,8 @@ from tensorforge.registry.service.models_wire import (
     sla_of,
 )
 from tensorforge.registry.service.operations import Call, Operation, Reply
-from tensorforge.registry.service.wire import ChangeTags, SearchQuery
+from tensorforge.registry.service.shared_wire import ChangeTags, SearchQuery
 from tensorforge.registry.tokens import Scope
-from tensorforge.registry.versions import ModelVersion, require_version
 
 _MODEL = "/api/v1/models/{model_id}"
 

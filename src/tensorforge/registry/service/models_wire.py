@@ -10,9 +10,9 @@ import msgspec
 from msgspec import Meta
 
 from tensorforge.errors import InvalidInputError
-from tensorforge.registry.audit import AuditEntry
-from tensorforge.registry.models import RegisteredModel, Sla
-from tensorforge.registry.service.wire import (
+from tensorforge.registry.database.audit import AuditEntry
+from tensorforge.registry.domain.models import RegisteredModel, Sla
+from tensorforge.registry.service.shared_wire import (
     Answer,
     Name,
     PageSize,

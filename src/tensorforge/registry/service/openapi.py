@@ -9,7 +9,7 @@ import msgspec
 
 import tensorforge
 from tensorforge.registry.service.operations import Operation, phrase
-from tensorforge.registry.service.wire import ErrorAnswer, Request
+from tensorforge.registry.service.shared_wire import ErrorAnswer, Request
 
 _REFERENCE = "#/components/schemas/{name}"
 _PATH_SCHEMAS: dict[str, dict[str, Any]] = {

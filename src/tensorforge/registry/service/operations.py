@@ -26,13 +26,13 @@ from tensorforge.errors import (
     TensorForgeError,
     UnavailableError,
 )
-from tensorforge.registry.idempotency import RequestKey
-from tensorforge.registry.models import Actor
-from tensorforge.registry.names import check_name
-from tensorforge.registry.registry import ModelRegistry
-from tensorforge.registry.service.wire import Answer, ErrorAnswer, Nothing, Request
+from tensorforge.registry.database.idempotency import RequestKey
+from tensorforge.registry.domain.models import Actor
+from tensorforge.registry.domain.names import check_name
+from tensorforge.registry.domain.versions import ModelVersion, require_version
+from tensorforge.registry.model_registry import ModelRegistry
+from tensorforge.registry.service.shared_wire import Answer, ErrorAnswer, Nothing, Request
 from tensorforge.registry.tokens import Scope
-from tensorforge.registry.versions import ModelVersion, require_version
 from tensorforge.security import TokenRecord
 from tensorforge.typed_json import convert_typed, decode_typed
 

@@ -9,11 +9,11 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from tensorforge.registry.lifecycle import DeploymentState
-from tensorforge.registry.models import ValidationRecord, ValidationResult
-from tensorforge.registry.selection import CanaryDecision
-from tensorforge.registry.service.wire import Answer, Request, Text, Whole
-from tensorforge.registry.versions import require_version
+from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
+from tensorforge.registry.domain.models import ValidationRecord, ValidationResult
+from tensorforge.registry.domain.selection import CanaryDecision
+from tensorforge.registry.domain.versions import require_version
+from tensorforge.registry.service.shared_wire import Answer, Request, Text, Whole
 
 Latency = Annotated[float, Meta(ge=0)]
 

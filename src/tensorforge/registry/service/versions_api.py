@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from tensorforge.registry.models import ModelMetadata
-from tensorforge.registry.ranges import parse_range
-from tensorforge.registry.search import Page
+from tensorforge.registry.database.search import Page
+from tensorforge.registry.domain.models import ModelMetadata
+from tensorforge.registry.domain.version_ranges import parse_range
+from tensorforge.registry.domain.versions import require_version
 from tensorforge.registry.service.operations import Call, Operation, Reply
+from tensorforge.registry.service.shared_wire import ChangeTags, LimitQuery, SearchQuery
 from tensorforge.registry.service.validations_wire import (
     CanaryAnswer,
     RecordValidation,
@@ -33,9 +35,7 @@ from tensorforge.registry.service.versions_wire import (
     due_answer,
     version_answer,
 )
-from tensorforge.registry.service.wire import ChangeTags, LimitQuery, SearchQuery
 from tensorforge.registry.tokens import Scope
-from tensorforge.registry.versions import require_version
 
 _VERSIONS = "/api/v1/models/{model_id}/versions"
 _VERSION = f"{_VERSIONS}/{{version}}"

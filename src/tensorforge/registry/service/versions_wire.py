@@ -9,9 +9,11 @@ import msgspec
 from msgspec import Meta
 
 from tensorforge.registry.comparison import VersionDiff
-from tensorforge.registry.lifecycle import DeploymentState
-from tensorforge.registry.models import Lineage, ModelMetadata, TensorSpec
-from tensorforge.registry.service.wire import (
+from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
+from tensorforge.registry.domain.models import Lineage, ModelMetadata, TensorSpec
+from tensorforge.registry.domain.shapes import DueBump
+from tensorforge.registry.domain.versions import Bump, require_version
+from tensorforge.registry.service.shared_wire import (
     Answer,
     Request,
     SearchQuery,
@@ -21,8 +23,6 @@ from tensorforge.registry.service.wire import (
     Version,
     Whole,
 )
-from tensorforge.registry.shapes import DueBump
-from tensorforge.registry.versions import Bump, require_version
 
 
 class TensorBody(msgspec.Struct, forbid_unknown_fields=True):

@@ -12,7 +12,7 @@ from tests.unit.registry.making import metadata
 
 from tensorforge.errors import AlreadyExistsError, ClosedError, UnavailableError
 from tensorforge.registry import DeploymentState, ModelRegistry
-from tensorforge.registry.service.writer import MOST, Writer
+from tensorforge.registry.service.write_queue import MOST, Writer
 from tensorforge.storage.batches import Batch
 
 
@@ -174,7 +174,7 @@ def test_a_writer_that_nobody_closed_does_not_keep_the_interpreter_from_ending(t
     script = """if True:
         import asyncio, sys
         from tensorforge.registry import ModelRegistry
-        from tensorforge.registry.service.writer import Writer
+        from tensorforge.registry.service.write_queue import Writer
         registry = ModelRegistry(sys.argv[1])
         print(asyncio.run(Writer(registry.database).run(registry.create_model, "a")).model_id)
     """

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tensorforge.errors import InvalidInputError, NotFoundError
-from tensorforge.registry.models import ModelMetadata, Sla, ValidationResult
-from tensorforge.registry.selection import meets_sla
+from tensorforge.registry.domain.models import ModelMetadata, Sla, ValidationResult
+from tensorforge.registry.domain.selection import meets_sla
 from tensorforge.registry.weights import Progress, describe_weights, require_checksum
 from tensorforge.statistics import percentile
 

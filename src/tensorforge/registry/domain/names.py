@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Mapping
 
 from tensorforge.errors import InvalidInputError
-from tensorforge.registry.ranges import is_range
+from tensorforge.registry.domain.version_ranges import is_range
 
 MAX_NAME = 200
 MAX_TAG_KEY = 250

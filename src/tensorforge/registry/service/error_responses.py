@@ -13,7 +13,7 @@ from starlette.responses import Response
 from tensorforge.errors import CapacityError, InvalidInputError
 from tensorforge.registry.service import mlflow_wire
 from tensorforge.registry.service.operations import error_answer
-from tensorforge.registry.service.wire import Answer, ErrorAnswer
+from tensorforge.registry.service.shared_wire import Answer, ErrorAnswer
 
 _log = logging.getLogger(__name__)
 _encoder = msgspec.json.Encoder()

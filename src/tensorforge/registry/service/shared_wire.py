@@ -7,7 +7,13 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from tensorforge.registry.names import MAX_NAME, MAX_TAG_KEY, MAX_TAG_VALUE, MAX_TAGS, MAX_TEXT
+from tensorforge.registry.domain.names import (
+    MAX_NAME,
+    MAX_TAG_KEY,
+    MAX_TAG_VALUE,
+    MAX_TAGS,
+    MAX_TEXT,
+)
 
 Name = Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]

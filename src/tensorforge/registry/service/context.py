@@ -11,10 +11,10 @@ from typing import Any, TypeVar, cast
 from starlette.requests import Request
 
 from tensorforge.registry.limits import Limits, RateLimiter
-from tensorforge.registry.registry import ModelRegistry
-from tensorforge.registry.service.metrics import Metrics
+from tensorforge.registry.model_registry import ModelRegistry
 from tensorforge.registry.service.operations import Call
-from tensorforge.registry.service.writer import Writer
+from tensorforge.registry.service.service_metrics import Metrics
+from tensorforge.registry.service.write_queue import Writer
 from tensorforge.registry.tokens import DatabaseTokens
 from tensorforge.security import TokenRecord
 

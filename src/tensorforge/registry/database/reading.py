@@ -11,20 +11,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from tensorforge.errors import InvalidInputError, NotFoundError
-from tensorforge.registry import audit
-from tensorforge.registry.audit import AuditEntry, AuditHead
 from tensorforge.registry.comparison import VersionDiff, compare
-from tensorforge.registry.lifecycle import DeploymentState
-from tensorforge.registry.models import (
-    ModelMetadata,
-    RegisteredModel,
-    TensorSpec,
-    ValidationRecord,
-    ValidationResult,
-)
-from tensorforge.registry.names import check_text
-from tensorforge.registry.ranges import VersionRange, is_range, parse_range
-from tensorforge.registry.rows import (
+from tensorforge.registry.database import audit
+from tensorforge.registry.database.audit import AuditEntry, AuditHead
+from tensorforge.registry.database.rows import (
     VERSION_BY_ALIAS,
     VERSION_BY_NUMBER,
     VERSION_BY_PARTS,
@@ -45,8 +35,8 @@ from tensorforge.registry.rows import (
     validation_query,
     version_of,
 )
-from tensorforge.registry.schema import AUDIT, MODELS, PRODUCTION, VERSIONS
-from tensorforge.registry.search import (
+from tensorforge.registry.database.schema import AUDIT, MODELS, PRODUCTION, VERSIONS
+from tensorforge.registry.database.search import (
     MAX_PAGE,
     MODEL_SEARCH,
     VERSION_SEARCH,
@@ -57,9 +47,19 @@ from tensorforge.registry.search import (
     find_documents,
     find_page,
 )
-from tensorforge.registry.selection import CanaryDecision, CanaryPolicy, decide_canary
-from tensorforge.registry.times import to_micros
-from tensorforge.registry.versions import ModelVersion
+from tensorforge.registry.database.times import to_micros
+from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
+from tensorforge.registry.domain.models import (
+    ModelMetadata,
+    RegisteredModel,
+    TensorSpec,
+    ValidationRecord,
+    ValidationResult,
+)
+from tensorforge.registry.domain.names import check_text
+from tensorforge.registry.domain.selection import CanaryDecision, CanaryPolicy, decide_canary
+from tensorforge.registry.domain.version_ranges import VersionRange, is_range, parse_range
+from tensorforge.registry.domain.versions import ModelVersion
 from tensorforge.storage.database import Database
 from tensorforge.storage.prepared import Prepared, Row
 

@@ -7,14 +7,20 @@ from collections.abc import Iterable, Mapping
 import sqlalchemy as sa
 
 from tensorforge.errors import InvalidInputError, NotFoundError
-from tensorforge.registry import changes
-from tensorforge.registry.audit import AuditFact
-from tensorforge.registry.descriptions import touch_model
-from tensorforge.registry.models import Actor
-from tensorforge.registry.names import MAX_TAGS, check_alias, check_tag_key, check_tags, tag_digest
-from tensorforge.registry.rows import find_version, look_for_alias, version_of
-from tensorforge.registry.schema import ALIASES, MODEL_TAGS, VERSION_TAGS
-from tensorforge.registry.versions import ModelVersion
+from tensorforge.registry.database import changes
+from tensorforge.registry.database.audit import AuditFact
+from tensorforge.registry.database.descriptions import touch_model
+from tensorforge.registry.database.rows import find_version, look_for_alias, version_of
+from tensorforge.registry.database.schema import ALIASES, MODEL_TAGS, VERSION_TAGS
+from tensorforge.registry.domain.models import Actor
+from tensorforge.registry.domain.names import (
+    MAX_TAGS,
+    check_alias,
+    check_tag_key,
+    check_tags,
+    tag_digest,
+)
+from tensorforge.registry.domain.versions import ModelVersion
 from tensorforge.storage.prepared import Prepared, Row
 
 _DROP_ALIAS = Prepared(

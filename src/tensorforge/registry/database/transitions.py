@@ -20,13 +20,9 @@ from tensorforge.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from tensorforge.registry import changes
-from tensorforge.registry.audit import AuditFact
-from tensorforge.registry.evidence import describe_evidence, evidence_problem
-from tensorforge.registry.lifecycle import DEPLOYMENT_LIFECYCLE, DeploymentState, needs_evidence
-from tensorforge.registry.models import Actor, ModelMetadata, Rollback, ValidationRecord
-from tensorforge.registry.names import check_text
-from tensorforge.registry.rows import (
+from tensorforge.registry.database import changes
+from tensorforge.registry.database.audit import AuditFact
+from tensorforge.registry.database.rows import (
     VERSION_QUERY,
     find_version,
     latest_validation,
@@ -34,9 +30,17 @@ from tensorforge.registry.rows import (
     to_sla,
     version_of,
 )
-from tensorforge.registry.schema import MODELS, PRODUCTION, VERSIONS
-from tensorforge.registry.selection import assess_rollback, select_best_model
-from tensorforge.registry.versions import ModelVersion
+from tensorforge.registry.database.schema import MODELS, PRODUCTION, VERSIONS
+from tensorforge.registry.domain.deployment_lifecycle import (
+    DEPLOYMENT_LIFECYCLE,
+    DeploymentState,
+    needs_evidence,
+)
+from tensorforge.registry.domain.evidence import describe_evidence, evidence_problem
+from tensorforge.registry.domain.models import Actor, ModelMetadata, Rollback, ValidationRecord
+from tensorforge.registry.domain.names import check_text
+from tensorforge.registry.domain.selection import assess_rollback, select_best_model
+from tensorforge.registry.domain.versions import ModelVersion
 from tensorforge.storage.prepared import Row
 
 FORCE = "registry:force"

@@ -12,7 +12,7 @@ import os
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
-from tensorforge.registry.service.server import SHARED_FOLDER
+from tensorforge.registry.service.http_server import SHARED_FOLDER
 
 
 class Metrics:

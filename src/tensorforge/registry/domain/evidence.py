@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from tensorforge.registry.lifecycle import DeploymentState
-from tensorforge.registry.models import Sla, ValidationRecord
-from tensorforge.registry.selection import meets_sla
+from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
+from tensorforge.registry.domain.models import Sla, ValidationRecord
+from tensorforge.registry.domain.selection import meets_sla
 
 
 def evidence_problem(

@@ -10,13 +10,10 @@ from typing import Any
 import sqlalchemy as sa
 
 from tensorforge.errors import AlreadyExistsError, ConflictError, InvalidInputError
-from tensorforge.registry import changes
-from tensorforge.registry.audit import AuditFact
-from tensorforge.registry.labels import insert_tags
-from tensorforge.registry.lifecycle import DeploymentState
-from tensorforge.registry.models import Actor, Lineage, ModelMetadata, Shape, TensorSpec
-from tensorforge.registry.names import MAX_TEXT, check_name, check_tags, check_text
-from tensorforge.registry.rows import (
+from tensorforge.registry.database import changes
+from tensorforge.registry.database.audit import AuditFact
+from tensorforge.registry.database.labels import insert_tags
+from tensorforge.registry.database.rows import (
     VERSION_ORDER,
     decode_tensors,
     encode_tensors,
@@ -27,10 +24,13 @@ from tensorforge.registry.rows import (
     shape_of,
     version_of,
 )
-from tensorforge.registry.schema import MODELS, TENSORS, VERSION_TAGS, VERSIONS
-from tensorforge.registry.shapes import DueBump, Interface, due_bump
-from tensorforge.registry.times import from_micros, to_micros
-from tensorforge.registry.versions import Bump, ModelVersion
+from tensorforge.registry.database.schema import MODELS, TENSORS, VERSION_TAGS, VERSIONS
+from tensorforge.registry.database.times import from_micros, to_micros
+from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
+from tensorforge.registry.domain.models import Actor, Lineage, ModelMetadata, Shape, TensorSpec
+from tensorforge.registry.domain.names import MAX_TEXT, check_name, check_tags, check_text
+from tensorforge.registry.domain.shapes import DueBump, Interface, due_bump
+from tensorforge.registry.domain.versions import Bump, ModelVersion
 from tensorforge.storage.prepared import Prepared, Row
 
 FIRST_VERSION = ModelVersion(1, 0, 0)

@@ -6,11 +6,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tensorforge.registry import changes
-from tensorforge.registry.audit import AuditFact
-from tensorforge.registry.models import Actor, Sla
-from tensorforge.registry.rows import to_sla, version_of
-from tensorforge.registry.schema import MODELS, VERSIONS
+from tensorforge.registry.database import changes
+from tensorforge.registry.database.audit import AuditFact
+from tensorforge.registry.database.rows import to_sla, version_of
+from tensorforge.registry.database.schema import MODELS, VERSIONS
+from tensorforge.registry.domain.models import Actor, Sla
 from tensorforge.storage.prepared import Row
 
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import reduce
 
 from tensorforge.errors import InvalidInputError
-from tensorforge.registry.versions import MAX_PART, ModelVersion
+from tensorforge.registry.domain.versions import MAX_PART, ModelVersion
 
 Parts = tuple[int, int, int]
 

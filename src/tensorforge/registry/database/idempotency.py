@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tensorforge.errors import ConflictError
-from tensorforge.registry.schema import IDEMPOTENCY
-from tensorforge.registry.versions import ModelVersion, require_version
+from tensorforge.registry.database.schema import IDEMPOTENCY
+from tensorforge.registry.domain.versions import ModelVersion, require_version
 
 KEPT_US = 24 * 3600 * 1_000_000
 """How long a key is remembered: a day."""

@@ -18,8 +18,8 @@ from typing import Any
 import sqlalchemy as sa
 
 from tensorforge.errors import IntegrityError
-from tensorforge.registry.schema import AUDIT, AUDIT_HEAD
-from tensorforge.registry.times import from_micros
+from tensorforge.registry.database.schema import AUDIT, AUDIT_HEAD
+from tensorforge.registry.database.times import from_micros
 from tensorforge.storage.prepared import Prepared
 
 _LOCK_HEAD = Prepared(sa.select(AUDIT_HEAD).with_for_update())

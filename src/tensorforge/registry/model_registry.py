@@ -12,12 +12,29 @@ from typing import Self
 import sqlalchemy as sa
 
 from tensorforge.errors import AlreadyExistsError, ConflictError
-from tensorforge.registry import changes, descriptions, labels, moves, removing
-from tensorforge.registry.idempotency import RequestKey, earlier_answer, remember
-from tensorforge.registry.labels import insert_tags
-from tensorforge.registry.lifecycle import DeploymentState
-from tensorforge.registry.measurements import check_result, keep_result
-from tensorforge.registry.models import (
+from tensorforge.registry.database import changes, descriptions, labels, removing, transitions
+from tensorforge.registry.database.idempotency import RequestKey, earlier_answer, remember
+from tensorforge.registry.database.labels import insert_tags
+from tensorforge.registry.database.reading import Clock, RegistryReader
+from tensorforge.registry.database.registering import (
+    check_metadata,
+    create_model,
+    insert_version,
+    model_for_writing,
+    next_version,
+)
+from tensorforge.registry.database.rows import (
+    find_model,
+    find_version,
+    read_model,
+    to_metadata,
+)
+from tensorforge.registry.database.schema import MODEL_TAGS, SCHEMA
+from tensorforge.registry.database.times import from_micros, to_micros
+from tensorforge.registry.database.transitions import Request
+from tensorforge.registry.database.validations import check_result, keep_result
+from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
+from tensorforge.registry.domain.models import (
     Actor,
     ModelMetadata,
     RegisteredModel,
@@ -28,26 +45,9 @@ from tensorforge.registry.models import (
     ValidationRecord,
     ValidationResult,
 )
-from tensorforge.registry.moves import Request
-from tensorforge.registry.names import check_name, check_tags, check_text
-from tensorforge.registry.reading import Clock, RegistryReader
-from tensorforge.registry.registering import (
-    check_metadata,
-    create_model,
-    insert_version,
-    model_for_writing,
-    next_version,
-)
-from tensorforge.registry.rows import (
-    find_model,
-    find_version,
-    read_model,
-    to_metadata,
-)
-from tensorforge.registry.schema import MODEL_TAGS, SCHEMA
-from tensorforge.registry.shapes import DueBump
-from tensorforge.registry.times import from_micros, to_micros
-from tensorforge.registry.versions import Bump, ModelVersion
+from tensorforge.registry.domain.names import check_name, check_tags, check_text
+from tensorforge.registry.domain.shapes import DueBump
+from tensorforge.registry.domain.versions import Bump, ModelVersion
 from tensorforge.storage.database import IN_MEMORY, Database
 
 
@@ -332,12 +332,12 @@ class ModelRegistry(RegistryReader):
             model = find_model(connection, model_id, lock=True)
             before = DeploymentState(find_version(connection, model_id, version)["state"])
             for step in steps:
-                sequence = moves.move(connection, model, version, step, request, now_us)
+                sequence = transitions.move(connection, model, version, step, request, now_us)
                 request = replace(request, expected_revision=None)
                 model = find_model(connection, model_id, lock=True)
             row = find_version(connection, model_id, version)
             if retire_previous and row["state"] == DeploymentState.PRODUCTION.value:
-                moves.retire_others(connection, model, version, request, now_us)
+                transitions.retire_others(connection, model, version, request, now_us)
             metadata = to_metadata(row)
         return Transition(metadata=metadata, previous=before, audit_sequence=sequence)
 
@@ -360,7 +360,7 @@ class ModelRegistry(RegistryReader):
         )
         with self._database.write() as connection:
             model = find_model(connection, model_id, lock=True)
-            return moves.roll_back(connection, model, to, request, self._now_us())
+            return transitions.roll_back(connection, model, to, request, self._now_us())
 
     def record_validation(
         self, result: ValidationResult, *, actor: Actor | None = None

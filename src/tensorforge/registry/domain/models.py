@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from tensorforge.errors import InvalidInputError
-from tensorforge.registry.lifecycle import DeploymentState
-from tensorforge.registry.versions import ModelVersion
+from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
+from tensorforge.registry.domain.versions import ModelVersion
 
 Shape = tuple[int, ...]
 

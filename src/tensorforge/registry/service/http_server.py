@@ -12,7 +12,7 @@ from typing import Any
 
 from tensorforge.errors import InvalidInputError
 from tensorforge.registry.limits import Limits
-from tensorforge.registry.registry import ModelRegistry
+from tensorforge.registry.model_registry import ModelRegistry
 from tensorforge.storage.sqlite_memory import stop_counting_memory
 
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -53,7 +53,7 @@ def serve(settings: ServerSettings) -> None:
         ) from error
     stop_counting_memory()
     server = Granian(
-        "tensorforge.registry.service.server:load_application",
+        "tensorforge.registry.service.http_server:load_application",
         address=settings.host,
         port=settings.port,
         interface=Interfaces.ASGI,

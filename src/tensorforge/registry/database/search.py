@@ -19,17 +19,17 @@ from typing import Any, Generic, TypeVar, cast
 import sqlalchemy as sa
 
 from tensorforge.errors import InvalidInputError
-from tensorforge.registry.expressions import Joined, Quoted, constant
-from tensorforge.registry.filters import (
+from tensorforge.registry.database.expressions import Joined, Quoted, constant
+from tensorforge.registry.database.rows import MODEL_QUERY, VERSION_ORDER, VERSION_QUERY
+from tensorforge.registry.database.schema import MODEL_TAGS, MODELS, VERSION_TAGS, VERSIONS
+from tensorforge.registry.domain.filters import (
     Comparison,
     Literal,
     Ordering,
     parse_filter,
     parse_ordering,
 )
-from tensorforge.registry.names import check_text, tag_digest
-from tensorforge.registry.rows import MODEL_QUERY, VERSION_ORDER, VERSION_QUERY
-from tensorforge.registry.schema import MODEL_TAGS, MODELS, VERSION_TAGS, VERSIONS
+from tensorforge.registry.domain.names import check_text, tag_digest
 from tensorforge.storage.database import Database
 from tensorforge.storage.prepared import Prepared, Row
 

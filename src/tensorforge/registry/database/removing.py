@@ -8,13 +8,11 @@ from typing import Any
 import sqlalchemy as sa
 
 from tensorforge.errors import ConflictError
-from tensorforge.registry import changes
-from tensorforge.registry.audit import AuditFact
-from tensorforge.registry.descriptions import touch_model
-from tensorforge.registry.lifecycle import SERVING_STATES
-from tensorforge.registry.models import Actor
-from tensorforge.registry.rows import version_of
-from tensorforge.registry.schema import (
+from tensorforge.registry.database import changes
+from tensorforge.registry.database.audit import AuditFact
+from tensorforge.registry.database.descriptions import touch_model
+from tensorforge.registry.database.rows import version_of
+from tensorforge.registry.database.schema import (
     ALIASES,
     MODEL_TAGS,
     MODELS,
@@ -23,6 +21,8 @@ from tensorforge.registry.schema import (
     VERSION_TAGS,
     VERSIONS,
 )
+from tensorforge.registry.domain.deployment_lifecycle import SERVING_STATES
+from tensorforge.registry.domain.models import Actor
 from tensorforge.storage.prepared import Row
 
 _SERVING = tuple(state.value for state in SERVING_STATES)

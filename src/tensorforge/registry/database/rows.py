@@ -12,9 +12,19 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from tensorforge.errors import NotFoundError
-from tensorforge.registry.expressions import Joined
-from tensorforge.registry.lifecycle import DeploymentState
-from tensorforge.registry.models import (
+from tensorforge.registry.database.expressions import Joined
+from tensorforge.registry.database.schema import (
+    ALIASES,
+    MODEL_TAGS,
+    MODELS,
+    TENSORS,
+    VALIDATIONS,
+    VERSION_TAGS,
+    VERSIONS,
+)
+from tensorforge.registry.database.times import from_micros
+from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
+from tensorforge.registry.domain.models import (
     Lineage,
     ModelMetadata,
     RegisteredModel,
@@ -24,18 +34,8 @@ from tensorforge.registry.models import (
     ValidationRecord,
     ValidationResult,
 )
-from tensorforge.registry.names import TAG_SEPARATORS
-from tensorforge.registry.schema import (
-    ALIASES,
-    MODEL_TAGS,
-    MODELS,
-    TENSORS,
-    VALIDATIONS,
-    VERSION_TAGS,
-    VERSIONS,
-)
-from tensorforge.registry.times import from_micros
-from tensorforge.registry.versions import ModelVersion, require_version
+from tensorforge.registry.domain.names import TAG_SEPARATORS
+from tensorforge.registry.domain.versions import ModelVersion, require_version
 from tensorforge.storage.prepared import Prepared, Row
 
 _BETWEEN_TAGS, _AFTER_KEY = TAG_SEPARATORS

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from tensorforge.registry.lifecycle import SERVING_STATES
-from tensorforge.registry.models import ModelMetadata, Sla, ValidationResult
+from tensorforge.registry.domain.deployment_lifecycle import SERVING_STATES
+from tensorforge.registry.domain.models import ModelMetadata, Sla, ValidationResult
 
 ERROR_WEIGHT = 1.0
 LATENCY_WEIGHT = 1.0

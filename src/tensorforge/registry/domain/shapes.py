@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tensorforge.registry.models import Shape, TensorSpec
-from tensorforge.registry.versions import Bump
+from tensorforge.registry.domain.models import Shape, TensorSpec
+from tensorforge.registry.domain.versions import Bump
 
 _SHOWN = 5
 

@@ -1,0 +1,1 @@
+"""What a model version is and which transitions it may make. Pure."""
