@@ -89,10 +89,10 @@ def test_people_get_tables_and_bars(capsys, folder):
 def test_listing_and_verifying_need_no_torch(folder):
     code = (
         "import sys\n"
-        "from tensorforge.checkpoint import shelf, CheckpointValidator, EveryByteIsIntact\n"
+        "from tensorforge.checkpoint import store_index, CheckpointValidator, EveryByteIsIntact\n"
         "from tensorforge.storage.opening import open_store\n"
         "store = open_store(sys.argv[1])\n"
-        "assert len(shelf.list_checkpoints(store)) == 2\n"
+        "assert len(store_index.list_checkpoints(store)) == 2\n"
         "assert CheckpointValidator(store, [EveryByteIsIntact()]).validate('one').is_valid\n"
         "assert 'torch' not in sys.modules and 'numpy' not in sys.modules\n"
     )

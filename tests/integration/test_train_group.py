@@ -33,20 +33,20 @@ def trio():
         list(pool.map(GenerationGroup.form, groups))
     yield groups
     for group in groups:
-        gloo_group.close()
+        group.close()
     store.close()
 
 
 def test_every_member_gets_everybodys_bytes(trio):
     with ThreadPoolExecutor(3) as pool:
-        said = pool.map(lambda group: gloo_group.gather_bytes(b"x" * gloo_group.rank), trio)
+        said = pool.map(lambda group: group.gather_bytes(b"x" * group.rank), trio)
     assert list(said) == [[b"", b"x", b"xx"]] * 3
 
 
 def test_an_abort_ends_the_waiting_of_all_members_but_no_listening_socket(trio):
     def wait(group):
         with pytest.raises(GroupAbortedError) as caught:
-            gloo_group.all_reduce(torch.zeros(1000))
+            group.all_reduce(torch.zeros(1000))
         return str(caught.value)
 
     with ThreadPoolExecutor(2) as pool:
@@ -61,8 +61,8 @@ def test_an_abort_ends_the_forming():
     store = GenerationStore("127.0.0.1")
     group = make_group(store, 0, 2, connect_timeout=1.0)
     with ThreadPoolExecutor(1) as pool:
-        forming = pool.submit(gloo_group.form)
-        gloo_group.abort("nobody comes")
+        forming = pool.submit(group.form)
+        group.abort("nobody comes")
         with pytest.raises(GroupAbortedError, match="nobody comes"):
             forming.result(30)
     store.close()

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorforge.data import IntervalSet, Ledger, ShuffledOrder, partition
-from tensorforge.data.intervals import union
+from tensorforge.data.plan.intervals import union
 from tensorforge.errors import EncodingError, InvalidInputError
 
 ranges = st.tuples(st.integers(0, 60), st.integers(0, 12)).map(lambda r: (r[0], r[0] + r[1]))

@@ -13,8 +13,8 @@ from tensorforge.cluster.elastic_config import ElasticTrainingConfig, Redistribu
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.data import DataRedistributor, DataShard, IntervalSet, PlanProblemKind, partition
-from tensorforge.data.balance import deal, minimum_moves, move_least
-from tensorforge.data.intervals import NOTHING
+from tensorforge.data.plan.balance import deal, minimum_moves, move_least
+from tensorforge.data.plan.intervals import NOTHING
 from tensorforge.encoding import decode, encode
 
 WORKERS = [WorkerId(f"w{number}", "127.0.0.1", number) for number in range(12)]

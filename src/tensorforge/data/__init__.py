@@ -26,23 +26,29 @@ Only `loader` needs torch, and is imported when it is asked for; numpy is import
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tensorforge.data.buffers import BufferPool, HostBuffers
-from tensorforge.data.history import HistoryProof, HistoryWriter, prove_history
-from tensorforge.data.intervals import IntervalSet
-from tensorforge.data.ledger import Ledger, LedgerProof
-from tensorforge.data.order import Order, ShardLocalOrder, ShuffledOrder
-from tensorforge.data.packed import Origin, PackedDataset, pack_array, pack_records, token_windows
-from tensorforge.data.plan import DataRedistributionPlan, DataTransfer
-from tensorforge.data.redistributor import DataRedistributor
-from tensorforge.data.segment import SampleSchema
-from tensorforge.data.server import ShardServer
-from tensorforge.data.shards import DataShard, partition
-from tensorforge.data.store import DatasetInfo, ShardStore
-from tensorforge.data.transfer import DataTransferManager, TransferJob, TransferReport
-from tensorforge.data.validation import PlanProblem, PlanProblemKind, PlanValidation
+from tensorforge.data.packed_dataset import (
+    Origin,
+    PackedDataset,
+    pack_array,
+    pack_records,
+    token_windows,
+)
+from tensorforge.data.plan.history import HistoryProof, HistoryWriter, prove_history
+from tensorforge.data.plan.intervals import IntervalSet
+from tensorforge.data.plan.ledger import Ledger, LedgerProof
+from tensorforge.data.plan.order import Order, ShardLocalOrder, ShuffledOrder
+from tensorforge.data.plan.plan import DataRedistributionPlan, DataTransfer
+from tensorforge.data.plan.plan_validation import PlanProblem, PlanProblemKind, PlanValidation
+from tensorforge.data.plan.redistributor import DataRedistributor
+from tensorforge.data.plan.shards import DataShard, partition
+from tensorforge.data.shard_store import DatasetInfo, ShardStore
+from tensorforge.data.transfer.buffers import BufferPool, HostBuffers
+from tensorforge.data.transfer.segment import SampleSchema
+from tensorforge.data.transfer.shard_server import ShardServer
+from tensorforge.data.transfer.transfer import DataTransferManager, TransferJob, TransferReport
 
 if TYPE_CHECKING:
-    from tensorforge.data.loader import LoaderOptions, ShardBatch, ShardLoader, StepLoader
+    from tensorforge.data.shard_loader import LoaderOptions, ShardBatch, ShardLoader, StepLoader
 
 _NEEDS_TORCH = {"LoaderOptions", "ShardBatch", "ShardLoader", "StepLoader"}
 
@@ -87,5 +93,5 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in _NEEDS_TORCH:
-        return getattr(importlib.import_module("tensorforge.data.loader"), name)
+        return getattr(importlib.import_module("tensorforge.data.shard_loader"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from tensorforge.data.shards import partition, quotas
+from tensorforge.data.plan.shards import partition, quotas
 from tensorforge.errors import ConfigurationError
 from tensorforge.train.data.batch_loading import dataset_size, fetch
 from tensorforge.train.group.gloo_group import GenerationGroup

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from tensorforge.cluster.elastic_config import AdaptationStrategy
-from tensorforge.data.order import ShardLocalOrder, ShuffledOrder
+from tensorforge.data.plan.order import ShardLocalOrder, ShuffledOrder
 from tensorforge.errors import ConfigurationError
 
 

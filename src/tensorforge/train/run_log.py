@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from tensorforge.data.ledger import Ledger
+from tensorforge.data.plan.ledger import Ledger
 
 log = logging.getLogger(__name__)
 

@@ -216,7 +216,7 @@ def test_a_damaged_or_incomplete_packing_is_found():
 def test_the_arena_of_the_memory_pool_lends_chunk_buffers(tmp_path):
     from tensorforge.cluster.workers import WorkerId
     from tensorforge.data import DataTransfer, DataTransferManager, ShardServer
-    from tensorforge.data.segment import BLOCK
+    from tensorforge.data.transfer.segment import BLOCK
     from tensorforge.memory import TensorArena
 
     info = DatasetInfo(size=40, schema=SampleSchema(dtype="|u1", shape=(100_000,)))
@@ -260,7 +260,7 @@ def test_pinned_memory_is_torchs_where_there_is_an_accelerator(monkeypatch, want
             asked.append(pin_memory)
             super().__init__(*arguments, **options)
 
-    monkeypatch.setattr("tensorforge.data.loader.DataLoader", Recording)
+    monkeypatch.setattr("tensorforge.data.shard_loader.DataLoader", Recording)
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     data, order = TensorDataset(torch.arange(8)), ShuffledOrder(8, 1)
     loader = ShardLoader(data, order, DataShard(0, 0, 8), batch_size=4, pin_memory=wanted)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tensorforge.data.ledger import Ledger
+from tensorforge.data.plan.ledger import Ledger
 from tensorforge.train.run_log import RunLog, read_run_logs
 
 

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils.data import IterableDataset, TensorDataset, default_collate
 
-from tensorforge.data.order import ShardLocalOrder, ShuffledOrder
-from tensorforge.data.shards import DataShard, quotas
+from tensorforge.data.plan.order import ShardLocalOrder, ShuffledOrder
+from tensorforge.data.plan.shards import DataShard, quotas
 from tensorforge.errors import InvalidInputError
 from tensorforge.train.data.randomness import own_random_state, seed_everything
 from tensorforge.train.data.seeds import stream_seed

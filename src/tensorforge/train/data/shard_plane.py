@@ -18,12 +18,12 @@ from typing import Any
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.data.intervals import IntervalSet
-from tensorforge.data.plan import DataRedistributionPlan, DataTransfer
-from tensorforge.data.redistributor import DataRedistributor
-from tensorforge.data.server import ShardServer
-from tensorforge.data.shards import DataShard, partition
-from tensorforge.data.transfer import DataTransferManager, TransferJob
+from tensorforge.data.plan.intervals import IntervalSet
+from tensorforge.data.plan.plan import DataRedistributionPlan, DataTransfer
+from tensorforge.data.plan.redistributor import DataRedistributor
+from tensorforge.data.plan.shards import DataShard, partition
+from tensorforge.data.transfer.shard_server import ShardServer
+from tensorforge.data.transfer.transfer import DataTransferManager, TransferJob
 from tensorforge.errors import TensorForgeError
 from tensorforge.train.data.local_shards import LocalShards
 from tensorforge.train.data.placement import Placement, single_holders

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from tensorforge.data.shards import DataShard
+from tensorforge.data.plan.shards import DataShard
 from tensorforge.train.data.batch_loading import Piece, pieces
 from tensorforge.train.data.shard_plane import ShardPlane
 from tensorforge.train.gradients.flat_layout import Entries, Layout

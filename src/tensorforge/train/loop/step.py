@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from tensorforge.data.shards import DataShard
+from tensorforge.data.plan.shards import DataShard
 from tensorforge.errors import ConflictError, InvalidInputError
 from tensorforge.train.data.batch_loading import Piece, pieces
 from tensorforge.train.data.randomness import own_random_state, seed_everything

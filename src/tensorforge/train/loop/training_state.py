@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from tensorforge.cluster.elastic_config import AdaptationStrategy
-from tensorforge.data.ledger import Ledger
-from tensorforge.data.shards import DataShard
+from tensorforge.data.plan.ledger import Ledger
+from tensorforge.data.plan.shards import DataShard
 from tensorforge.elastic.learning_rate import adapt_learning_rate
 from tensorforge.errors import EncodingError, IntegrityError, InvalidInputError
 from tensorforge.train.gradients.flat_layout import Entries

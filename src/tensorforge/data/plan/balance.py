@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Final
 
-from tensorforge.data.intervals import IntervalSet, Range, union
-from tensorforge.data.shards import quotas
+from tensorforge.data.plan.intervals import IntervalSet, Range, union
+from tensorforge.data.plan.shards import quotas
 
 _FEW_RANGES: Final = 8
 """So many ranges of a worker are no burden: it keeps those that it reads first."""

@@ -22,8 +22,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, cast
 
-from tensorforge.data.intervals import IntervalSet
-from tensorforge.data.segment import (
+from tensorforge.data.plan.intervals import IntervalSet
+from tensorforge.data.transfer.segment import (
     BLOCK,
     HEADER,
     SampleSchema,
@@ -36,7 +36,7 @@ from tensorforge.data.segment import (
     parse_name,
     segment_name,
 )
-from tensorforge.data.stream import RangeStream
+from tensorforge.data.transfer.stream import RangeStream
 from tensorforge.encoding import decode, encode
 from tensorforge.errors import (
     CapacityError,

@@ -10,8 +10,14 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from tensorforge.data.intervals import NOTHING, IntervalSet, Range, pack_numbers, unpack_numbers
-from tensorforge.data.shards import DataShard, partition
+from tensorforge.data.plan.intervals import (
+    NOTHING,
+    IntervalSet,
+    Range,
+    pack_numbers,
+    unpack_numbers,
+)
+from tensorforge.data.plan.shards import DataShard, partition
 from tensorforge.errors import ConflictError, EncodingError, IntegrityError, InvalidInputError
 
 _PACKED_FORMAT = 1

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
-from tensorforge.data.ledger import Ledger
-from tensorforge.data.order import Order
-from tensorforge.data.shards import DataShard
+from tensorforge.data.plan.ledger import Ledger
+from tensorforge.data.plan.order import Order
+from tensorforge.data.plan.shards import DataShard
 from tensorforge.errors import InvalidInputError, UnavailableError
 
 Ready = Callable[[DataShard], None]

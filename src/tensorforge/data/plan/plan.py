@@ -8,8 +8,8 @@ from types import MappingProxyType
 
 from tensorforge.cluster.elastic_config import RedistributionType
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.data.intervals import NOTHING, IntervalSet
-from tensorforge.data.shards import DataShard
+from tensorforge.data.plan.intervals import NOTHING, IntervalSet
+from tensorforge.data.plan.shards import DataShard
 
 Ownership = Mapping[WorkerId, IntervalSet]
 """The positions that each worker holds; nobody holds what another one does."""

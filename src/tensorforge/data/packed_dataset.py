@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
-from tensorforge.data.intervals import IntervalSet
-from tensorforge.data.order import ShuffledOrder
-from tensorforge.data.segment import (
+from tensorforge.data.plan.intervals import IntervalSet
+from tensorforge.data.plan.order import ShuffledOrder
+from tensorforge.data.plan.shards import partition
+from tensorforge.data.shard_store import DatasetInfo, body_of
+from tensorforge.data.transfer.segment import (
     BLOCK,
     SampleSchema,
     Segment,
@@ -22,9 +24,7 @@ from tensorforge.data.segment import (
     parse_name,
     segment_name,
 )
-from tensorforge.data.shards import partition
-from tensorforge.data.store import DatasetInfo, body_of
-from tensorforge.data.stream import RangeStream
+from tensorforge.data.transfer.stream import RangeStream
 from tensorforge.errors import EncodingError, InvalidInputError, NotFoundError
 from tensorforge.storage.blobs import BlobStore
 

@@ -21,7 +21,7 @@ from bisect import bisect_right
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tensorforge.data.shards import DataShard, partition
+from tensorforge.data.plan.shards import DataShard, partition
 from tensorforge.errors import InvalidInputError
 
 if TYPE_CHECKING:

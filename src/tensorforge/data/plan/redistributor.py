@@ -10,11 +10,11 @@ from typing import Protocol
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig, RedistributionType
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.data.balance import deal, minimum_moves, move_least
-from tensorforge.data.intervals import NOTHING, IntervalSet
-from tensorforge.data.plan import DataRedistributionPlan, DataTransfer, Ownership
-from tensorforge.data.shards import DataShard
-from tensorforge.data.validation import PlanValidation, validate_plan
+from tensorforge.data.plan.balance import deal, minimum_moves, move_least
+from tensorforge.data.plan.intervals import NOTHING, IntervalSet
+from tensorforge.data.plan.plan import DataRedistributionPlan, DataTransfer, Ownership
+from tensorforge.data.plan.plan_validation import PlanValidation, validate_plan
+from tensorforge.data.plan.shards import DataShard
 from tensorforge.errors import ConfigurationError, InvalidInputError
 
 Piece = tuple[int, int, WorkerId | None]

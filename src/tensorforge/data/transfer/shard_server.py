@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self
 
-from tensorforge.data.segment import BLOCK
-from tensorforge.data.store import ShardStore, checksum_of_checksums
-from tensorforge.data.stream import RangeStream
-from tensorforge.data.wire import (
+from tensorforge.data.shard_store import ShardStore, checksum_of_checksums
+from tensorforge.data.transfer.segment import BLOCK
+from tensorforge.data.transfer.stream import RangeStream
+from tensorforge.data.transfer.wire_protocol import (
     CHUNK_HEADER,
     NONCE_BYTES,
     NOT_TLS,

@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.data.buffers import BufferHandle, BufferPool, HostBuffers
-from tensorforge.data.packed import Origin
-from tensorforge.data.segment import BLOCK, checksum
-from tensorforge.data.shards import DataShard
-from tensorforge.data.store import PartFile, ShardStore, checksum_of_checksums
-from tensorforge.data.wire import (
+from tensorforge.data.packed_dataset import Origin
+from tensorforge.data.plan.shards import DataShard
+from tensorforge.data.shard_store import PartFile, ShardStore, checksum_of_checksums
+from tensorforge.data.transfer.buffers import BufferHandle, BufferPool, HostBuffers
+from tensorforge.data.transfer.segment import BLOCK, checksum
+from tensorforge.data.transfer.wire_protocol import (
     CHUNK_HEADER,
     NONCE_BYTES,
     PREAMBLE,

@@ -9,10 +9,10 @@ from enum import Enum
 from tensorforge.cluster.elastic_config import RedistributionType
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.data.balance import minimum_moves
-from tensorforge.data.intervals import NOTHING, IntervalSet, Range, union
-from tensorforge.data.plan import DataRedistributionPlan, DataTransfer, Ownership
-from tensorforge.data.shards import DataShard
+from tensorforge.data.plan.balance import minimum_moves
+from tensorforge.data.plan.intervals import NOTHING, IntervalSet, Range, union
+from tensorforge.data.plan.plan import DataRedistributionPlan, DataTransfer, Ownership
+from tensorforge.data.plan.shards import DataShard
 from tensorforge.errors import ConflictError
 
 

@@ -14,13 +14,13 @@ from typing import Self
 from tensorforge.capacity import RollingWindow
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.data.buffers import BufferPool, HostBuffers
-from tensorforge.data.fetch import Cancellation, Fetcher
-from tensorforge.data.packed import Origin
-from tensorforge.data.plan import DataRedistributionPlan, DataTransfer
-from tensorforge.data.segment import BLOCK
-from tensorforge.data.store import ShardStore
-from tensorforge.data.wire import Credentials
+from tensorforge.data.packed_dataset import Origin
+from tensorforge.data.plan.plan import DataRedistributionPlan, DataTransfer
+from tensorforge.data.shard_store import ShardStore
+from tensorforge.data.transfer.buffers import BufferPool, HostBuffers
+from tensorforge.data.transfer.fetch import Cancellation, Fetcher
+from tensorforge.data.transfer.segment import BLOCK
+from tensorforge.data.transfer.wire_protocol import Credentials
 from tensorforge.errors import (
     AuthenticationError,
     CapacityError,

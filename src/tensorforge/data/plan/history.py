@@ -21,9 +21,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from tensorforge.data.intervals import Range
-from tensorforge.data.ledger import Ledger, LedgerProof, as_range
-from tensorforge.data.shards import DataShard
+from tensorforge.data.plan.intervals import Range
+from tensorforge.data.plan.ledger import Ledger, LedgerProof, as_range
+from tensorforge.data.plan.shards import DataShard
 from tensorforge.errors import ConflictError, EncodingError, IntegrityError, NotFoundError
 
 _FORMAT, _VERSION = "tensorforge-ledger", 1

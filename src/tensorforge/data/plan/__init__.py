@@ -1,0 +1,1 @@
+"""Which worker owns which samples: shards, order, ledger and redistribution plans. Pure."""

@@ -1,0 +1,1 @@
+"""Moving samples between workers: the protocol, the server, the transfers."""
