@@ -22,9 +22,9 @@ from tensorforge.memory import (
     replay_bounded,
     replay_trace,
 )
-from tensorforge.memory.freespace import FreeSpace
-from tensorforge.memory.library import bundled_trace, bundled_traces
-from tensorforge.memory.policies import GRANULARITY, POLICY_NAMES
+from tensorforge.memory.pool.free_space import FreeSpace
+from tensorforge.memory.pool.policies import GRANULARITY, POLICY_NAMES
+from tensorforge.memory.traces.library import bundled_trace, bundled_traces
 
 SPACE = 1 << 50
 aims: list[tuple[str, bool]] = []

@@ -27,7 +27,7 @@ from tensorforge.memory import (
     eviction_candidates,
     fragmentation_ratio,
 )
-from tensorforge.memory.freespace import FreeSpace
+from tensorforge.memory.pool.free_space import FreeSpace
 
 FREE, ALLOCATED, PINNED, CACHED = (
     BlockStatus.FREE,

@@ -17,9 +17,9 @@ import typer
 from tensorforge.errors import InvalidInputError, NotFoundError, TensorForgeError
 
 if TYPE_CHECKING:
-    from tensorforge.memory.advise import Advice
-    from tensorforge.memory.replay import BoundedReplay, Replay
-    from tensorforge.memory.trace import AllocationTrace
+    from tensorforge.memory.traces.advise import Advice
+    from tensorforge.memory.traces.replay import BoundedReplay, Replay
+    from tensorforge.memory.traces.trace import AllocationTrace
 
 app = typer.Typer(no_args_is_help=True, help=__doc__)
 
@@ -71,7 +71,7 @@ def record(
         raise NotFoundError(f"there is no program {script}")
     if not output.parent.is_dir():
         raise NotFoundError(f"there is no folder {output.parent} for the trace")
-    from tensorforge.memory.record import record_allocations
+    from tensorforge.memory.traces.recording import record_allocations
 
     # With --json the standard output is ours alone.
     quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
@@ -113,9 +113,9 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Run a trace through placement policies and compare what each needs."""
-    from tensorforge.memory.library import open_trace
-    from tensorforge.memory.policies import POLICY_NAMES
-    from tensorforge.memory.replay import replay_bounded, replay_trace
+    from tensorforge.memory.pool.policies import POLICY_NAMES
+    from tensorforge.memory.traces.library import open_trace
+    from tensorforge.memory.traces.replay import replay_bounded, replay_trace
 
     if compact and capacity is None:
         raise InvalidInputError("--compact needs --capacity: an unbounded pool never compacts")
@@ -149,9 +149,9 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Say how large a pool must be, whether CAPACITY is enough, and what fragments it."""
-    from tensorforge.memory.advise import advise_pool
-    from tensorforge.memory.library import open_trace
-    from tensorforge.memory.replay import replay_trace
+    from tensorforge.memory.traces.advise import advise_pool
+    from tensorforge.memory.traces.library import open_trace
+    from tensorforge.memory.traces.replay import replay_trace
 
     found = open_trace(trace, device=device)
     advice = advise_pool(
@@ -203,11 +203,11 @@ def _write_pictures(
         if path is not None and not path.parent.is_dir():
             raise NotFoundError(f"there is no folder {path.parent} for {path.name}")
     if plot is not None:
-        from tensorforge.memory.plots import save_plot
+        from tensorforge.memory.traces.plots import save_plot
 
         save_plot(trace, result, plot)
     if snapshot is not None:
-        from tensorforge.memory.snapshot import save_snapshot, snapshot_of_replay
+        from tensorforge.memory.traces.snapshot import save_snapshot, snapshot_of_replay
 
         save_snapshot(snapshot_of_replay(trace, result), snapshot)
 

@@ -16,7 +16,7 @@ What needs torch, and what the pool itself does not need, is imported when it is
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tensorforge.memory.blocks import (
+from tensorforge.memory.pool.blocks import (
     BLOCK_LIFECYCLE,
     AllocationRequest,
     AllocationResult,
@@ -34,32 +34,32 @@ from tensorforge.memory.blocks import (
     optimal_pool_size,
     should_defragment,
 )
-from tensorforge.memory.pool import MemoryPool
-from tensorforge.memory.trace import AllocationTrace
+from tensorforge.memory.pool.pool import MemoryPool
+from tensorforge.memory.traces.trace import AllocationTrace
 
 if TYPE_CHECKING:
-    from tensorforge.memory.advise import Advice, advise_pool
-    from tensorforge.memory.arena import TensorArena
-    from tensorforge.memory.handle import ArenaBlock
-    from tensorforge.memory.library import open_trace
-    from tensorforge.memory.plots import save_plot
-    from tensorforge.memory.record import record_allocations
-    from tensorforge.memory.replay import Replay, replay_bounded, replay_trace
-    from tensorforge.memory.snapshot import save_snapshot, snapshot_of_replay
+    from tensorforge.memory.arena.arena import TensorArena
+    from tensorforge.memory.arena.handle import ArenaBlock
+    from tensorforge.memory.traces.advise import Advice, advise_pool
+    from tensorforge.memory.traces.library import open_trace
+    from tensorforge.memory.traces.plots import save_plot
+    from tensorforge.memory.traces.recording import record_allocations
+    from tensorforge.memory.traces.replay import Replay, replay_bounded, replay_trace
+    from tensorforge.memory.traces.snapshot import save_snapshot, snapshot_of_replay
 
 _ON_DEMAND = {
-    "Advice": "advise",
-    "ArenaBlock": "handle",
-    "Replay": "replay",
-    "TensorArena": "arena",
-    "advise_pool": "advise",
-    "open_trace": "library",
-    "record_allocations": "record",
-    "replay_bounded": "replay",
-    "replay_trace": "replay",
-    "save_plot": "plots",
-    "save_snapshot": "snapshot",
-    "snapshot_of_replay": "snapshot",
+    "Advice": "traces.advise",
+    "ArenaBlock": "arena.handle",
+    "Replay": "traces.replay",
+    "TensorArena": "arena.arena",
+    "advise_pool": "traces.advise",
+    "open_trace": "traces.library",
+    "record_allocations": "traces.recording",
+    "replay_bounded": "traces.replay",
+    "replay_trace": "traces.replay",
+    "save_plot": "traces.plots",
+    "save_snapshot": "traces.snapshot",
+    "snapshot_of_replay": "traces.snapshot",
 }
 
 __all__ = [

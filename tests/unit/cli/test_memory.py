@@ -6,7 +6,7 @@ from tensorforge.cli import main as cli
 from tensorforge.cli.memory import parse_size, show_size
 from tensorforge.errors import InvalidInputError
 from tensorforge.memory import AllocationTrace
-from tensorforge.memory.trace import Event
+from tensorforge.memory.traces.trace import Event
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tensorforge.errors import (
     TransitionError,
 )
 from tensorforge.memory import BlockStatus, TensorArena
-from tensorforge.memory.rawmemory import move_in_chunks
+from tensorforge.memory.arena.raw_memory import move_in_chunks
 from tensorforge.testing.clock import ManualClock
 
 KIB = 1024

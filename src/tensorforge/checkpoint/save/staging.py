@@ -14,9 +14,9 @@ from tensorforge.checkpoint.format.file_layout import ALIGNMENT
 from tensorforge.checkpoint.parallel import Guard, run_parallel
 from tensorforge.checkpoint.save.file_image import Bytes, FileImage
 from tensorforge.errors import CapacityError
-from tensorforge.memory.arena import TensorArena
-from tensorforge.memory.handle import ArenaBlock
-from tensorforge.memory.rawmemory import HUGE_PAGE
+from tensorforge.memory.arena.arena import TensorArena
+from tensorforge.memory.arena.handle import ArenaBlock
+from tensorforge.memory.arena.raw_memory import HUGE_PAGE
 
 BLOCK_BYTES = 8 << 20
 PIECE_BYTES = 2 << 20

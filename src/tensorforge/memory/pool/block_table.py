@@ -11,7 +11,7 @@ from heapq import heapify, heappop, heappush
 
 from tensorforge.capacity import check_capacity
 from tensorforge.errors import NotFoundError
-from tensorforge.memory.blocks import (
+from tensorforge.memory.pool.blocks import (
     BLOCK_LIFECYCLE,
     AllocationRequest,
     AllocationResult,
@@ -21,8 +21,8 @@ from tensorforge.memory.blocks import (
     align_up,
     share_outside_largest,
 )
-from tensorforge.memory.compaction import Move, plan_compaction, plan_room
-from tensorforge.memory.freespace import FreeSpace
+from tensorforge.memory.pool.defragmentation import Move, plan_compaction, plan_room
+from tensorforge.memory.pool.free_space import FreeSpace
 
 _STALE_ALLOWED = 64
 _FREE_PREFIX = "free-"

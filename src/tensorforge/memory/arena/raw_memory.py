@@ -11,7 +11,7 @@ from typing import cast
 import torch
 
 from tensorforge.errors import CapacityError, InvalidInputError
-from tensorforge.memory.compaction import Move
+from tensorforge.memory.pool.defragmentation import Move
 
 HUGE_PAGE = 2 << 20
 

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Self
 import torch
 
 from tensorforge.errors import ClosedError, InvalidInputError
-from tensorforge.memory.blocks import BlockStatus
+from tensorforge.memory.pool.blocks import BlockStatus
 
 if TYPE_CHECKING:
-    from tensorforge.memory.arena import TensorArena
+    from tensorforge.memory.arena.arena import TensorArena
 
 
 class BlockRecord:

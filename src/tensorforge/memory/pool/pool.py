@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from tensorforge.capacity import RollingWindow
 from tensorforge.errors import InvalidInputError
-from tensorforge.memory.blocks import (
+from tensorforge.memory.arena.finalizer_lock import Guard
+from tensorforge.memory.pool.block_table import BlockTable
+from tensorforge.memory.pool.blocks import (
     AllocationRequest,
     AllocationResult,
     GpuDevice,
@@ -16,8 +18,6 @@ from tensorforge.memory.blocks import (
     estimate_oom_seconds,
     memory_pressure,
 )
-from tensorforge.memory.guard import Guard
-from tensorforge.memory.table import BlockTable
 
 _log = logging.getLogger(__name__)
 

@@ -27,7 +27,11 @@ from tensorforge.errors import (
     DeadlineExceededError,
     InvalidInputError,
 )
-from tensorforge.memory.blocks import (
+from tensorforge.memory.arena.finalizer_lock import Guard
+from tensorforge.memory.arena.handle import ArenaBlock, BlockRecord
+from tensorforge.memory.arena.raw_memory import RawMemory, bytes_of
+from tensorforge.memory.pool.block_table import BlockTable
+from tensorforge.memory.pool.blocks import (
     BLOCK_LIFECYCLE,
     AllocationRequest,
     BlockStatus,
@@ -36,11 +40,7 @@ from tensorforge.memory.blocks import (
     align_up,
     is_power_of_two,
 )
-from tensorforge.memory.compaction import Move
-from tensorforge.memory.guard import Guard
-from tensorforge.memory.handle import ArenaBlock, BlockRecord
-from tensorforge.memory.rawmemory import RawMemory, bytes_of
-from tensorforge.memory.table import BlockTable
+from tensorforge.memory.pool.defragmentation import Move
 
 
 class TensorArena:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from tensorforge.memory.trace import Lifetime
+from tensorforge.memory.traces.trace import Lifetime
 
 if TYPE_CHECKING:
     import numpy as np

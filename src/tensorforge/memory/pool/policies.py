@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from tensorforge.errors import NotFoundError
-from tensorforge.memory.freespace import FreeSpace
+from tensorforge.memory.pool.free_space import FreeSpace
 
 UNBOUNDED = 1 << 60
 SMALL_BLOCK = 16 << 10

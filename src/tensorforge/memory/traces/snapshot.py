@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tensorforge.errors import EncodingError, NotFoundError
-from tensorforge.memory.replay import Replay
-from tensorforge.memory.trace import AllocationTrace, Event, read_json
+from tensorforge.memory.traces.replay import Replay
+from tensorforge.memory.traces.trace import AllocationTrace, Event, read_json
 
 Json = Any
 

@@ -6,8 +6,8 @@ from importlib.resources import files
 from pathlib import Path
 
 from tensorforge.errors import NotFoundError
-from tensorforge.memory.snapshot import load_trace
-from tensorforge.memory.trace import AllocationTrace
+from tensorforge.memory.traces.snapshot import load_trace
+from tensorforge.memory.traces.trace import AllocationTrace
 
 _SUFFIX = ".json.gz"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tensorforge.memory.blocks import BlockStatus, MemoryBlock
-from tensorforge.memory.freespace import FreeSpace
+from tensorforge.memory.pool.blocks import BlockStatus, MemoryBlock
+from tensorforge.memory.pool.free_space import FreeSpace
 
 
 @dataclass(frozen=True, slots=True)

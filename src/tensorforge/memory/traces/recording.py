@@ -14,7 +14,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile
 
 from tensorforge.errors import ClosedError, InvalidInputError
-from tensorforge.memory.trace import AllocationTrace, Event
+from tensorforge.memory.traces.trace import AllocationTrace, Event
 
 _NOISE = "autograd::engine::evaluate_function: "
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tensorforge.errors import InvalidInputError, UnavailableError
-from tensorforge.memory.replay import Replay
-from tensorforge.memory.trace import AllocationTrace
+from tensorforge.memory.traces.replay import Replay
+from tensorforge.memory.traces.trace import AllocationTrace
 
 _LABELS_SHOWN = 9
 _OTHER = "other"

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tensorforge.memory.blocks import AllocationRequest
-from tensorforge.memory.offline import plan_offsets
-from tensorforge.memory.policies import (
+from tensorforge.memory.pool.block_table import BlockTable
+from tensorforge.memory.pool.blocks import AllocationRequest
+from tensorforge.memory.pool.policies import (
     GRANULARITY,
     OFFLINE,
     POLICY_NAMES,
     UNBOUNDED,
     online_policy,
 )
-from tensorforge.memory.table import BlockTable
-from tensorforge.memory.trace import AllocationTrace
+from tensorforge.memory.traces.offline import plan_offsets
+from tensorforge.memory.traces.trace import AllocationTrace
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,1 @@
+"""Memory as real bytes: tensors lent from one reused buffer."""

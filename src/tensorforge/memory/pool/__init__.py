@@ -1,0 +1,1 @@
+"""Memory as bookkeeping: blocks, free space, eviction, defragmentation. Pure."""

@@ -1,0 +1,1 @@
+"""Allocation traces: recorded, replayed, and what they advise."""
