@@ -411,7 +411,7 @@ def test_a_crash_in_a_save_is_settled_at_the_next_start(tmp_path, crash_at, comp
 
 def test_a_save_that_is_going_on_is_left_alone(runs, manager):
     from tensorforge.catalog import CreateCheckpointRequest
-    from tensorforge.catalog.shelving import owner_of_this_process
+    from tensorforge.catalog.incremental_store import owner_of_this_process
 
     asked = CreateCheckpointRequest(training_run_id="a run/1", epoch=0, step=0)
     record = manager.create(asked, note=owner_of_this_process())

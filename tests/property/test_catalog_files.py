@@ -25,9 +25,9 @@ from tensorforge.catalog import (
     sweep,
     verify,
 )
-from tensorforge.catalog.chains import is_restorable
-from tensorforge.catalog.retention import best_by_metric
-from tensorforge.catalog.shelving import prefix_of
+from tensorforge.catalog.chains.chains import is_restorable
+from tensorforge.catalog.chains.retention import best_by_metric
+from tensorforge.catalog.incremental_store import prefix_of
 from tensorforge.catalog.upkeep import orphans
 from tensorforge.checkpoint import DistributedCheckpoint, LoadOptions, SingleProcess, store_index
 from tensorforge.errors import ConflictError, UnavailableError

@@ -17,8 +17,8 @@ from tensorforge.catalog import (
     RestoreCriteria,
     decide_retention,
 )
-from tensorforge.catalog.chains import children_of, is_restorable, validate_checkpoint
-from tensorforge.catalog.restore import rank_candidates
+from tensorforge.catalog.chains.chains import children_of, is_restorable, validate_checkpoint
+from tensorforge.catalog.chains.restore import rank_candidates
 from tensorforge.errors import ConflictError
 from tensorforge.testing.clock import ManualClock
 

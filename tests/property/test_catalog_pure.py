@@ -21,8 +21,8 @@ from tensorforge.catalog import (
     selection_score,
     young_daly_interval,
 )
-from tensorforge.catalog.chains import is_restorable, restorable_ids
-from tensorforge.catalog.restore import rank_candidates
+from tensorforge.catalog.chains.chains import is_restorable, restorable_ids
+from tensorforge.catalog.chains.restore import rank_candidates
 from tensorforge.errors import CheckpointError
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)

@@ -13,16 +13,14 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from tensorforge.catalog.chains import (
+from tensorforge.catalog.chains.chains import (
     chain_length,
     chain_size,
     find_chain_root,
     restoration_chain,
     validate_checkpoint,
 )
-from tensorforge.catalog.emergency import EmergencySaves
-from tensorforge.catalog.manager import CheckpointManager, RestorePlan, RunSummary
-from tensorforge.catalog.records import (
+from tensorforge.catalog.chains.records import (
     CHECKPOINT_LIFECYCLE,
     CheckpointRecord,
     CheckpointState,
@@ -31,27 +29,29 @@ from tensorforge.catalog.records import (
     GcPolicy,
     RestoreCriteria,
 )
-from tensorforge.catalog.restore import (
+from tensorforge.catalog.chains.restore import (
     RestoreRates,
     estimate_restore_time,
     score_checkpoint,
     selection_score,
 )
-from tensorforge.catalog.retention import RetentionDecision, decide_retention, is_gc_eligible
-from tensorforge.catalog.schedule import (
+from tensorforge.catalog.chains.retention import RetentionDecision, decide_retention, is_gc_eligible
+from tensorforge.catalog.chains.schedule import (
     CheckpointSchedule,
     ScheduleDecision,
     TrainingProgress,
     estimate_mtbf,
     young_daly_interval,
 )
+from tensorforge.catalog.emergency import EmergencySaves
+from tensorforge.catalog.manager import CheckpointManager, RestorePlan, RunSummary
 
 if TYPE_CHECKING:
     from tensorforge.catalog.compaction import compact
+    from tensorforge.catalog.incremental_store import remover
     from tensorforge.catalog.increments import IncrementPolicy
     from tensorforge.catalog.pending import PendingSave
     from tensorforge.catalog.runs import Restored, RunCheckpoints
-    from tensorforge.catalog.shelving import remover
     from tensorforge.catalog.upkeep import RebuildReport, SweepReport, rebuild, sweep, verify
 
 _LAZY = {
@@ -63,7 +63,7 @@ _LAZY = {
     "SweepReport": "upkeep",
     "compact": "compaction",
     "rebuild": "upkeep",
-    "remover": "shelving",
+    "remover": "incremental_store",
     "sweep": "upkeep",
     "verify": "upkeep",
 }

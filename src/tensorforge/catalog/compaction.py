@@ -9,9 +9,9 @@ import itertools
 
 import msgspec
 
+from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState
+from tensorforge.catalog.incremental_store import owner_is_gone, owner_of_this_process
 from tensorforge.catalog.manager import CheckpointManager
-from tensorforge.catalog.records import CheckpointRecord, CheckpointState
-from tensorforge.catalog.shelving import owner_is_gone, owner_of_this_process
 from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.format.manifest import (
     CheckpointManifest,

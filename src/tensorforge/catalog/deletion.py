@@ -9,8 +9,12 @@ from datetime import datetime, timedelta
 import sqlalchemy as sa
 
 from tensorforge.catalog import queries
-from tensorforge.catalog.records import CHECKPOINT_LIFECYCLE, CheckpointRecord, CheckpointState
-from tensorforge.catalog.retention import RetentionDecision
+from tensorforge.catalog.chains.records import (
+    CHECKPOINT_LIFECYCLE,
+    CheckpointRecord,
+    CheckpointState,
+)
+from tensorforge.catalog.chains.retention import RetentionDecision
 from tensorforge.catalog.schema import CHECKPOINTS, from_row, to_microseconds
 from tensorforge.errors import TensorForgeError
 from tensorforge.storage.database import Database

@@ -12,11 +12,9 @@ from typing import Any, Self
 import sqlalchemy as sa
 
 from tensorforge.catalog import queries
-from tensorforge.catalog.chains import chain_length
-from tensorforge.catalog.deletion import Deletions
-from tensorforge.catalog.identifiers import TimeSortedIds
-from tensorforge.catalog.measurements import Measurements
-from tensorforge.catalog.records import (
+from tensorforge.catalog.chains.chains import chain_length
+from tensorforge.catalog.chains.identifiers import TimeSortedIds
+from tensorforge.catalog.chains.records import (
     CheckpointRecord,
     CheckpointState,
     CheckpointType,
@@ -25,12 +23,14 @@ from tensorforge.catalog.records import (
     RestoreCriteria,
     metric_of,
 )
-from tensorforge.catalog.restore import (
+from tensorforge.catalog.chains.restore import (
     RestoreCandidate,
     RestoreRates,
     rank_candidates,
 )
-from tensorforge.catalog.retention import RetentionDecision, decide_retention
+from tensorforge.catalog.chains.retention import RetentionDecision, decide_retention
+from tensorforge.catalog.deletion import Deletions
+from tensorforge.catalog.measurements import Measurements
 from tensorforge.catalog.schema import (
     CHECKPOINTS,
     SCHEMA,

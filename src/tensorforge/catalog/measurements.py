@@ -10,8 +10,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tensorforge.catalog.restore import RestoreMeasurement, RestoreRates, rates_from
-from tensorforge.catalog.schedule import TrainingProgress
+from tensorforge.catalog.chains.restore import RestoreMeasurement, RestoreRates, rates_from
+from tensorforge.catalog.chains.schedule import TrainingProgress
 from tensorforge.catalog.schema import MEASUREMENTS, to_microseconds
 from tensorforge.errors import InvalidInputError
 from tensorforge.storage.database import Database

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from tensorforge.catalog.records import CheckpointRecord
+from tensorforge.catalog.chains.records import CheckpointRecord
 
 
 class PendingSave:

@@ -9,15 +9,15 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tensorforge.catalog.chains import chain_length, is_restorable
-from tensorforge.catalog.records import (
+from tensorforge.catalog.chains.chains import chain_length, is_restorable
+from tensorforge.catalog.chains.records import (
     CHECKPOINT_LIFECYCLE,
     CheckpointRecord,
     CheckpointState,
     CreateCheckpointRequest,
     RestoreCriteria,
 )
-from tensorforge.catalog.restore import selection_score
+from tensorforge.catalog.chains.restore import selection_score
 from tensorforge.catalog.schema import CHECKPOINTS, from_row
 from tensorforge.errors import ConflictError, InvalidInputError, NotFoundError
 

@@ -17,18 +17,23 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from tensorforge.catalog import upkeep
-from tensorforge.catalog.compaction import compact
-from tensorforge.catalog.increments import ChangedChunks, ContentMemory, IncrementPolicy
-from tensorforge.catalog.manager import CheckpointManager
-from tensorforge.catalog.pending import PendingSave
-from tensorforge.catalog.records import (
+from tensorforge.catalog.chains.records import (
     CheckpointRecord,
     CheckpointState,
     CheckpointType,
     CreateCheckpointRequest,
     RestoreCriteria,
 )
-from tensorforge.catalog.shelving import described, owner_of_this_process, prefix_of, stored_size
+from tensorforge.catalog.compaction import compact
+from tensorforge.catalog.incremental_store import (
+    described,
+    owner_of_this_process,
+    prefix_of,
+    stored_size,
+)
+from tensorforge.catalog.increments import ChangedChunks, ContentMemory, IncrementPolicy
+from tensorforge.catalog.manager import CheckpointManager
+from tensorforge.catalog.pending import PendingSave
 from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.format.manifest import CheckpointManifest
 from tensorforge.checkpoint.options import (

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tensorforge.catalog.records import CheckpointRecord, CheckpointState, CheckpointType
+from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState, CheckpointType
 
 SCHEMA = sa.MetaData()
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from datetime import datetime
 
+from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState, CheckpointType
 from tensorforge.catalog.compaction import sweep_compactions
-from tensorforge.catalog.manager import CheckpointManager
-from tensorforge.catalog.records import CheckpointRecord, CheckpointState, CheckpointType
-from tensorforge.catalog.shelving import (
+from tensorforge.catalog.incremental_store import (
     owner_is_gone,
     prefix_of,
     record_in,
     run_and_id_of,
     stored_size,
 )
+from tensorforge.catalog.manager import CheckpointManager
 from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.format.manifest import SUFFIX, CheckpointManifest
 from tensorforge.checkpoint.options import Progress

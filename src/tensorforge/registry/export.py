@@ -174,7 +174,7 @@ def _persist(temporary: Path, destination: Path) -> None:
 
 def lineage_of(manifest: CheckpointManifest) -> Lineage:
     """Run, step and record as the checkpoint tells them: by its record in a catalog, or by its metadata."""
-    from tensorforge.catalog.shelving import record_in
+    from tensorforge.catalog.incremental_store import record_in
 
     record = record_in(manifest, manifest.size_bytes)
     if record is not None:

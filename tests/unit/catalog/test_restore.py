@@ -11,7 +11,7 @@ from tensorforge.catalog import (
     estimate_restore_time,
     selection_score,
 )
-from tensorforge.catalog.restore import RestoreMeasurement, rank_candidates, rates_from
+from tensorforge.catalog.chains.restore import RestoreMeasurement, rank_candidates, rates_from
 from tensorforge.errors import InvalidInputError
 
 AT = datetime(2026, 1, 1, tzinfo=UTC)

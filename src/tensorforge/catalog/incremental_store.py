@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 
 import psutil
 
-from tensorforge.catalog.records import CheckpointRecord, CheckpointState, CheckpointType
+from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState, CheckpointType
 from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.format.manifest import CheckpointManifest
 from tensorforge.encoding import decode, encode

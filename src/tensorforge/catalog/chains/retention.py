@@ -15,8 +15,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 
-from tensorforge.catalog.chains import by_id, lineage, restorable_ids
-from tensorforge.catalog.records import CheckpointRecord, CheckpointState, GcPolicy, metric_of
+from tensorforge.catalog.chains.chains import by_id, lineage, restorable_ids
+from tensorforge.catalog.chains.records import (
+    CheckpointRecord,
+    CheckpointState,
+    GcPolicy,
+    metric_of,
+)
 
 
 @dataclass(frozen=True, slots=True)

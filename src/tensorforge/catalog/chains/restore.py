@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tensorforge.catalog.chains import Checkpoints, by_id, lineage, restorable_ids
-from tensorforge.catalog.records import CheckpointRecord, CheckpointState, RestoreCriteria
+from tensorforge.catalog.chains.chains import Checkpoints, by_id, lineage, restorable_ids
+from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState, RestoreCriteria
 from tensorforge.errors import InvalidInputError
 
 COMPLETENESS = 2.0**42

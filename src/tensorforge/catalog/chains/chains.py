@@ -11,7 +11,7 @@ import itertools
 from collections.abc import Iterable, Mapping
 from typing import TypeAlias
 
-from tensorforge.catalog.records import CheckpointRecord, CheckpointState, CheckpointType
+from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState, CheckpointType
 from tensorforge.errors import CheckpointError, CheckpointErrorType, NotFoundError
 
 Checkpoints: TypeAlias = Iterable[CheckpointRecord] | Mapping[str, CheckpointRecord]
