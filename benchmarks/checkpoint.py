@@ -43,7 +43,7 @@ from tensorforge.checkpoint import (  # noqa: E402
     SaveOptions,
     SingleProcess,
 )
-from tensorforge.storage.local import LocalStore  # noqa: E402
+from tensorforge.storage.local_store import LocalStore  # noqa: E402
 
 MEGABYTE = 1 << 20
 WRITE_LIMITS = [(1, 4), (2, 1), (2, 4), (2, 8), (3, 2), (4, 1), (4, 2)]

@@ -34,7 +34,7 @@ from tensorforge.catalog import (
     remover,
 )
 from tensorforge.checkpoint import DistributedCheckpoint, LoadOptions, SaveOptions, SingleProcess
-from tensorforge.storage.local import LocalStore
+from tensorforge.storage.local_store import LocalStore
 
 AIM = 1.1
 OPTIONS = SaveOptions(include_rng_state=False)

@@ -12,8 +12,8 @@ from tensorforge.errors import (
     PermissionDeniedError,
     UnavailableError,
 )
-from tensorforge.storage.local import LocalStore
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.local_store import LocalStore
+from tensorforge.storage.memory_store import MemoryStore
 from tensorforge.storage.object_store import ObjectStore
 from tensorforge.storage.opening import open_store
 from tensorforge.testing.azure import ACCOUNT, azurite_program, running_azure

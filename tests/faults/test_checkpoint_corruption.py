@@ -34,7 +34,7 @@ from tensorforge.checkpoint.format.manifest import (
 )
 from tensorforge.checkpoint.store_index import read_manifest, survey
 from tensorforge.errors import TensorForgeError
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.may_leak("files", "torch.optim makes the cache folder of torch's compiler")
 

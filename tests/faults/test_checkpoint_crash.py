@@ -72,7 +72,7 @@ def save(folder, prefix, value, layout, system=None, size=3000):
         SaveOptions,
         SingleProcess,
     )
-    from tensorforge.storage.local import LocalStore
+    from tensorforge.storage.local_store import LocalStore
 
     options = SaveOptions(checkpoint_prefix=prefix, format=CheckpointFormat(layout))
     with DistributedCheckpoint(SingleProcess(), LocalStore(folder, system=system)) as checkpoint:
@@ -94,7 +94,7 @@ def forked(work, *arguments):
 def newest(folder, size=3000):
     """What the newest checkpoint holds, and what lies in the folder."""
     from tensorforge.checkpoint import DistributedCheckpoint, SingleProcess
-    from tensorforge.storage.local import LocalStore
+    from tensorforge.storage.local_store import LocalStore
 
     with DistributedCheckpoint(SingleProcess(), LocalStore(folder)) as checkpoint:
         listed = [info.prefix for info in checkpoint.list_checkpoints()]

@@ -39,8 +39,8 @@ from tensorforge.checkpoint.store_index import read_manifest
 from tensorforge.checkpoint.whole_state import import_foreign, read_whole
 from tensorforge.cli.main import app
 from tensorforge.errors import TensorForgeError
-from tensorforge.storage.local import LocalStore
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.local_store import LocalStore
+from tensorforge.storage.memory_store import MemoryStore
 
 ROOM = 200 << 20
 MAGIC = (0xFD2FB528).to_bytes(4, "little")

@@ -18,7 +18,7 @@ from tensorforge.checkpoint import (
     SaveOptions,
     SingleProcess,
 )
-from tensorforge.storage.local import LocalStore
+from tensorforge.storage.local_store import LocalStore
 
 NOBODY = 65534
 

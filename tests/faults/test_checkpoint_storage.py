@@ -21,8 +21,8 @@ from tensorforge.checkpoint import (
     SingleProcess,
 )
 from tensorforge.errors import UnavailableError
-from tensorforge.storage.local import LocalStore
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.local_store import LocalStore
+from tensorforge.storage.memory_store import MemoryStore
 from tensorforge.storage.system import SystemCalls
 
 

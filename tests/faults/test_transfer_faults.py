@@ -17,7 +17,7 @@ import pytest
 
 from tensorforge.data import DatasetInfo, SampleSchema, ShardStore, pack_array
 from tensorforge.data.transfer.segment import BLOCK
-from tensorforge.storage.local import LocalStore
+from tensorforge.storage.local_store import LocalStore
 
 WORKER = str(Path(__file__).with_name("transfer_worker.py"))
 ROW, SIZE = 64 * 1024, 160  # ten blocks

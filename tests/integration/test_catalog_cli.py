@@ -10,7 +10,7 @@ from tensorforge.checkpoint import DistributedCheckpoint, SingleProcess
 from tensorforge.cli._catalog_commands import parse_duration
 from tensorforge.cli.main import main
 from tensorforge.errors import InvalidInputError
-from tensorforge.storage.local import LocalStore
+from tensorforge.storage.local_store import LocalStore
 
 
 class State(dict):

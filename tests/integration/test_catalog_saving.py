@@ -24,8 +24,8 @@ from tensorforge.catalog import (
 from tensorforge.catalog.upkeep import orphans
 from tensorforge.checkpoint import DistributedCheckpoint, InMemoryRanks, SingleProcess
 from tensorforge.errors import CheckpointError, ConflictError, NotFoundError
-from tensorforge.storage.local import LocalStore
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.local_store import LocalStore
+from tensorforge.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.filterwarnings("ignore::tensorforge.checkpoint.StaleSaveWarning")
 
@@ -350,7 +350,7 @@ CRASH = textwrap.dedent(
     import os, sys, signal, torch
     from tensorforge.catalog import CheckpointManager, IncrementPolicy, RunCheckpoints, remover
     from tensorforge.checkpoint import DistributedCheckpoint, SingleProcess
-    from tensorforge.storage.local import LocalStore
+    from tensorforge.storage.local_store import LocalStore
     from tensorforge.storage.system import SystemCalls
 
     class State(dict):
@@ -530,7 +530,7 @@ TRAINING = textwrap.dedent(
     import sys, time, torch
     from tensorforge.catalog import CheckpointManager, EmergencySaves, IncrementPolicy, RunCheckpoints
     from tensorforge.checkpoint import DistributedCheckpoint, SingleProcess
-    from tensorforge.storage.local import LocalStore
+    from tensorforge.storage.local_store import LocalStore
 
     class State(dict):
         def state_dict(self): return dict(self)

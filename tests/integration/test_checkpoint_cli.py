@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 
 from tensorforge.checkpoint import DistributedCheckpoint, SaveOptions, SingleProcess
 from tensorforge.cli import main as cli
-from tensorforge.storage.local import LocalStore
+from tensorforge.storage.local_store import LocalStore
 
 pytestmark = pytest.mark.may_leak("files", "torch.optim makes the cache folder of torch's compiler")
 

@@ -92,7 +92,7 @@ def full(value):
 
 def checkpoint_in(folder):
     from tensorforge.checkpoint import DistributedCheckpoint, TorchDistributed
-    from tensorforge.storage.local import LocalStore
+    from tensorforge.storage.local_store import LocalStore
 
     return DistributedCheckpoint(TorchDistributed(), LocalStore(folder), timeout=60)
 
@@ -215,7 +215,7 @@ def test_tensors_on_one_and_two_dimensional_meshes_survive_another_number_of_ran
     import torch
 
     from tensorforge.checkpoint import DistributedCheckpoint, LoadOptions, SingleProcess
-    from tensorforge.storage.local import LocalStore
+    from tensorforge.storage.local_store import LocalStore
 
     launch("save", 4, tmp_path)
     launch("load", 4, tmp_path)
@@ -232,7 +232,7 @@ def test_a_killed_rank_fails_the_save_on_the_others_and_the_old_checkpoint_stays
     import torch
 
     from tensorforge.checkpoint import DistributedCheckpoint, SingleProcess
-    from tensorforge.storage.local import LocalStore
+    from tensorforge.storage.local_store import LocalStore
 
     reports = launch("kill", 2, tmp_path, victim)
     assert len(reports) == 1

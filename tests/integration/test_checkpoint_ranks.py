@@ -21,8 +21,8 @@ from tensorforge.checkpoint import (
     SingleProcess,
     TensorShard,
 )
-from tensorforge.storage.local import LocalStore
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.local_store import LocalStore
+from tensorforge.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.may_leak("files", "torch.optim makes the cache folder of torch's compiler")
 

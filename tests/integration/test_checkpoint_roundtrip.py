@@ -27,8 +27,8 @@ from tensorforge.checkpoint import (
     StorageOptions,
 )
 from tensorforge.errors import ConfigurationError
-from tensorforge.storage.local import LocalStore
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.local_store import LocalStore
+from tensorforge.storage.memory_store import MemoryStore
 
 pytestmark = pytest.mark.may_leak("files", "torch.optim makes the cache folder of torch's compiler")
 

@@ -9,8 +9,8 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
 from tensorforge.errors import AlreadyExistsError, EncodingError, NotFoundError
-from tensorforge.storage.local import LocalStore
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.local_store import LocalStore
+from tensorforge.storage.memory_store import MemoryStore
 
 # No key is a folder of another one: a folder and a file of one name cannot be on one disk.
 KEYS = st.sampled_from(["a", "b/c", "b/d.bin", "b-", "ä/x y/%", "z"])

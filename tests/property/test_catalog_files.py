@@ -32,7 +32,7 @@ from tensorforge.catalog.upkeep import orphans
 from tensorforge.checkpoint import DistributedCheckpoint, LoadOptions, SingleProcess, store_index
 from tensorforge.errors import ConflictError, UnavailableError
 from tensorforge.storage.database import Database
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.memory_store import MemoryStore
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::tensorforge.checkpoint.StaleSaveWarning"),

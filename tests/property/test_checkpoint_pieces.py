@@ -19,8 +19,8 @@ from tensorforge.checkpoint.save.assignment import Holding
 from tensorforge.checkpoint.save.file_image import FileImage
 from tensorforge.checkpoint.save.shard_writer import write_file
 from tensorforge.storage.blobs import BlobStore
-from tensorforge.storage.local import LocalStore
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.local_store import LocalStore
+from tensorforge.storage.memory_store import MemoryStore
 
 
 def _written(store: BlobStore, sizes: list[int], *, staged: bool) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tensorforge.errors import EncodingError
 from tensorforge.storage import ranged
-from tensorforge.storage.local import LocalStore
+from tensorforge.storage.local_store import LocalStore
 
 CONTENT = os.urandom(200_000)
 
@@ -38,8 +38,8 @@ def test_every_byte_is_read_and_seen_once(store, offset, lengths, cached, togeth
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ranged, "_PIECE", 10_000)
         patch.setattr(ranged, "_BOUNCE", 16_384)
-        patch.setattr("tensorforge.storage.local._SMALL_READ", 0)
-        patch.setattr("tensorforge.storage.local.is_cached", lambda *_: cached)
+        patch.setattr("tensorforge.storage.local_store._SMALL_READ", 0)
+        patch.setattr("tensorforge.storage.local_store.is_cached", lambda *_: cached)
         with store.open_range("a", offset, sum(lengths)) as reader:
             for buffer, pieces in zip(buffers, seen, strict=True):
                 reader.fill(buffer, lambda piece, pieces=pieces: pieces.append(bytes(piece)))
@@ -53,7 +53,7 @@ def test_every_byte_is_read_and_seen_once(store, offset, lengths, cached, togeth
 
 @pytest.mark.parametrize("cached", [True, False, None])
 def test_a_file_that_is_cut_short_meanwhile_is_an_error(tmp_path, monkeypatch, cached):
-    monkeypatch.setattr("tensorforge.storage.local.is_cached", lambda *_: cached)
+    monkeypatch.setattr("tensorforge.storage.local_store.is_cached", lambda *_: cached)
     with contextlib.closing(LocalStore(tmp_path)) as store:
         store.write("a", CONTENT)
         with store.open_range("a", 0, len(CONTENT)) as reader:

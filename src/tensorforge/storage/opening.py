@@ -11,8 +11,8 @@ from urllib.parse import unquote, urlsplit
 
 from tensorforge.errors import InvalidInputError
 from tensorforge.storage.blobs import BlobStore
-from tensorforge.storage.local import LocalStore
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.local_store import LocalStore
+from tensorforge.storage.memory_store import MemoryStore
 
 _memory_stores: dict[str, MemoryStore] = {}
 _lock = threading.Lock()

@@ -34,8 +34,8 @@ from tensorforge.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from tensorforge.storage.local import LocalStore
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.local_store import LocalStore
+from tensorforge.storage.memory_store import MemoryStore
 
 SIZE = 50
 DATASET = TensorDataset(torch.arange(SIZE), torch.arange(SIZE) * 2)

@@ -38,7 +38,7 @@ from tensorforge.errors import (
     TransferError,
 )
 from tensorforge.resilience import RetryPolicy
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.memory_store import MemoryStore
 
 ROW = 64 * 1024
 SIZE = 120  # samples of 64 KiB: shards of ten make streams of some blocks

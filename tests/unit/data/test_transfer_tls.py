@@ -32,7 +32,7 @@ from tensorforge.errors import (
     TransferError,
 )
 from tensorforge.resilience import RetryPolicy
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.memory_store import MemoryStore
 
 SIZE = 24
 INFO = DatasetInfo(size=SIZE, schema=SampleSchema(dtype="|u1", shape=(100_000,)))

@@ -13,8 +13,8 @@ from tensorforge.errors import (
     NotFoundError,
 )
 from tensorforge.storage.blobs import validate_key
-from tensorforge.storage.local import LocalStore
-from tensorforge.storage.memory import MemoryStore
+from tensorforge.storage.local_store import LocalStore
+from tensorforge.storage.memory_store import MemoryStore
 from tensorforge.storage.opening import open_store
 
 

@@ -17,7 +17,7 @@ from tensorforge.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from tensorforge.storage.local import LocalStore
+from tensorforge.storage.local_store import LocalStore
 from tensorforge.storage.ranged import is_cached
 from tensorforge.storage.system import SystemCalls
 
@@ -168,7 +168,7 @@ def test_a_cold_range_is_read_past_the_cache(store, offset):
 def test_the_litter_of_a_killed_writer_is_swept_and_a_living_ones_file_is_not(store):
     script = (
         "import sys, time\n"
-        "from tensorforge.storage.local import LocalStore\n"
+        "from tensorforge.storage.local_store import LocalStore\n"
         "writer = LocalStore(sys.argv[1]).open_writer('a')\n"
         "writer.append(b'half')\n"
         "print('writing', flush=True)\n"
@@ -225,7 +225,7 @@ def test_a_range_is_read_right_whatever_of_it_lies_in_the_page_cache(
         with (tmp_path / "blobs" / "a").open("rb") as file:
             file.read(1 << 20)
     if state == "unknown":
-        monkeypatch.setattr("tensorforge.storage.local.is_cached", lambda *_: None)
+        monkeypatch.setattr("tensorforge.storage.local_store.is_cached", lambda *_: None)
     for offset, length in ((0, len(content)), (4097, 2 << 20), (len(content) - 100_001, 100_001)):
         buffer = bytearray(length)
         store.read_into("a", offset, memoryview(buffer))

@@ -8,7 +8,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from tensorforge.data.packed_dataset import pack_array
 from tensorforge.errors import ConfigurationError, ConflictError, InvalidInputError, NotFoundError
-from tensorforge.storage.local import LocalStore
+from tensorforge.storage.local_store import LocalStore
 from tensorforge.train import Loading, LocalShards, Run, RunConfig
 
 CONFIG = RunConfig(batch_size=8, shards=4, shuffle="within_shards")
