@@ -31,7 +31,7 @@ from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecor
 from tensorforge.elastic.protocol import messages
 from tensorforge.elastic.protocol.commands import SERVICE
 from tensorforge.statistics import percentile
-from tensorforge.testing.processes import LocalCluster
+from tensorforge.testing.child_processes import LocalCluster
 
 CONFIG = ElasticTrainingConfig(
     stability_window_ms=600_000,

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tensorforge.elastic import ElasticTrainingConfig
 from tensorforge.elastic.coordinator.journal import ENTRIES, Journal
 from tensorforge.storage.database import Database
-from tensorforge.testing.processes import LocalCluster
+from tensorforge.testing.child_processes import LocalCluster
 
 WRITER = """
 import sys, threading

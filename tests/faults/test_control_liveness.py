@@ -9,7 +9,7 @@ import pytest
 
 from tensorforge.elastic import ElasticCoordinator, ElasticTrainingConfig
 from tensorforge.errors import ConflictError
-from tensorforge.testing.processes import LocalCluster
+from tensorforge.testing.child_processes import LocalCluster
 
 CONFIG = ElasticTrainingConfig(
     stability_window_ms=200,

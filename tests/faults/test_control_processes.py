@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from tensorforge.elastic import ElasticTrainingConfig
+from tensorforge.testing.child_processes import LocalCluster
 from tensorforge.testing.network import DistantHost
-from tensorforge.testing.processes import LocalCluster
 from tensorforge.testing.proxy import Proxy
 
 CONFIG = ElasticTrainingConfig(

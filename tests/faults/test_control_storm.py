@@ -6,7 +6,7 @@ import signal
 from datetime import datetime, timedelta
 
 from tensorforge.elastic import ElasticTrainingConfig
-from tensorforge.testing.processes import LocalCluster
+from tensorforge.testing.child_processes import LocalCluster
 
 VETERANS = ["old0", "old1", "old2"]
 STORM = [f"new{index:02}" for index in range(20)]
