@@ -24,7 +24,7 @@ from tensorforge.catalog import (
     GcPolicy,
     RestoreCriteria,
 )
-from tensorforge.catalog.chains.identifiers import TimeSortedIds
+from tensorforge.catalog.identifiers import TimeSortedIds
 from tensorforge.catalog.schema import CHECKPOINTS, SCHEMA, to_row
 from tensorforge.storage.database import Database
 

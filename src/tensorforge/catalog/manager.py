@@ -13,7 +13,6 @@ import sqlalchemy as sa
 
 from tensorforge.catalog import queries
 from tensorforge.catalog.chains.chains import chain_length
-from tensorforge.catalog.chains.identifiers import TimeSortedIds
 from tensorforge.catalog.chains.records import (
     CheckpointRecord,
     CheckpointState,
@@ -30,6 +29,7 @@ from tensorforge.catalog.chains.restore import (
 )
 from tensorforge.catalog.chains.retention import RetentionDecision, decide_retention
 from tensorforge.catalog.deletion import Deletions
+from tensorforge.catalog.identifiers import TimeSortedIds
 from tensorforge.catalog.measurements import Measurements
 from tensorforge.catalog.schema import (
     CHECKPOINTS,

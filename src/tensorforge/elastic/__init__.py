@@ -29,7 +29,8 @@ from tensorforge.cluster.elastic_config import (
 )
 from tensorforge.cluster.global_state import GlobalTrainingState
 from tensorforge.cluster.rescaling import RescalingEvent
-from tensorforge.cluster.topology import ClusterTopology, TopologyHolder
+from tensorforge.cluster.topology import ClusterTopology
+from tensorforge.cluster.topology_holder import TopologyHolder
 from tensorforge.cluster.workers import WORKER_LIFECYCLE, WorkerId, WorkerMetadata, WorkerStatus
 from tensorforge.elastic.learning_rate import adapt_learning_rate
 

@@ -16,6 +16,7 @@ What needs torch, and what the pool itself does not need, is imported when it is
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tensorforge.memory.memory_pool import MemoryPool
 from tensorforge.memory.pool.blocks import (
     BLOCK_LIFECYCLE,
     AllocationRequest,
@@ -34,7 +35,6 @@ from tensorforge.memory.pool.blocks import (
     optimal_pool_size,
     should_defragment,
 )
-from tensorforge.memory.pool.pool import MemoryPool
 from tensorforge.memory.traces.trace import AllocationTrace
 
 if TYPE_CHECKING:

@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from tensorforge.catalog.chains.identifiers import TimeSortedIds, time_of
+from tensorforge.catalog.identifiers import TimeSortedIds, time_of
 from tensorforge.errors import InvalidInputError
 
 AT = datetime(2026, 11, 16, 1, 2, 3, 456_000, tzinfo=UTC)

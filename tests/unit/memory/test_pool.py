@@ -9,7 +9,7 @@ import pytest
 
 from tensorforge.errors import ConflictError, InvalidInputError, NotFoundError, TransitionError
 from tensorforge.memory import AllocationRequest, BlockStatus, GpuDevice, MemoryBlock, MemoryPool
-from tensorforge.memory.arena.finalizer_lock import Guard
+from tensorforge.memory.finalizer_lock import Guard
 from tensorforge.memory.pool.defragmentation import Move, plan_room
 from tensorforge.memory.pool.free_space import FreeSpace
 

@@ -8,8 +8,8 @@ import time
 from typing import Protocol
 
 from tensorforge.errors import CapacityError, DeadlineExceededError, InvalidInputError
+from tensorforge.memory.memory_pool import MemoryPool
 from tensorforge.memory.pool.blocks import AllocationRequest, GpuDevice, align_up
-from tensorforge.memory.pool.pool import MemoryPool
 
 
 class BufferHandle(Protocol):

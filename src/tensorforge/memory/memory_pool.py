@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tensorforge.capacity import RollingWindow
 from tensorforge.errors import InvalidInputError
-from tensorforge.memory.arena.finalizer_lock import Guard
+from tensorforge.memory.finalizer_lock import Guard
 from tensorforge.memory.pool.block_table import BlockTable
 from tensorforge.memory.pool.blocks import (
     AllocationRequest,
