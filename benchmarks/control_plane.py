@@ -27,7 +27,7 @@ import psutil
 
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic import CoordinatorClient, ElasticTrainingConfig
-from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
+from tensorforge.elastic.coordinator.journal_records import RescaleRecord
 from tensorforge.elastic.protocol import messages
 from tensorforge.elastic.protocol.commands import SERVICE
 from tensorforge.statistics import percentile

@@ -18,7 +18,8 @@ from hypothesis.stateful import (
 )
 
 from tensorforge.elastic import ElasticTrainingConfig
-from tensorforge.elastic.coordinator.machine import inputs, journal_records
+from tensorforge.elastic.coordinator import journal_records
+from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.cluster_state import Phase
 from tensorforge.elastic.coordinator.machine.instructions import Record, Send
 from tensorforge.elastic.protocol import messages

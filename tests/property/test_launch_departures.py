@@ -13,7 +13,7 @@ import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
-from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
+from tensorforge.elastic.coordinator.journal_records import RescaleRecord
 from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.elastic.protocol.messages import State
 from tensorforge.launch.observations import LAUNCHER, Observer, TargetWish

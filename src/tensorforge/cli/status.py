@@ -13,7 +13,7 @@ from rich.text import Text
 
 from tensorforge.cli._cluster import AsJson, as_json, member_count, with_client
 from tensorforge.elastic.client import CoordinatorClient
-from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
+from tensorforge.elastic.coordinator.journal_records import RescaleRecord
 from tensorforge.elastic.protocol.cluster_view import ClusterView
 from tensorforge.wording import counted
 

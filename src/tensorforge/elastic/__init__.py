@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from tensorforge.elastic.client import CoordinatorClient
     from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
     from tensorforge.elastic.protocol.access import TlsOptions
-    from tensorforge.elastic.protocol.formation import Formation
-    from tensorforge.elastic.protocol.messages import MemberReport
+    from tensorforge.elastic.protocol.messages import Formation, MemberReport
     from tensorforge.elastic.worker.hooks import StateHooks
     from tensorforge.elastic.worker.worker import ElasticWorker
 
@@ -47,7 +46,7 @@ _LAZY = {
     "CoordinatorClient": "client",
     "ElasticCoordinator": "coordinator.coordinator",
     "ElasticWorker": "worker.worker",
-    "Formation": "protocol.formation",
+    "Formation": "protocol.messages",
     "MemberReport": "protocol.messages",
     "StateHooks": "worker.hooks",
     "TlsOptions": "protocol.access",

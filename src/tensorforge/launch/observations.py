@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
-from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
+from tensorforge.elastic.coordinator.journal_records import RescaleRecord
 from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.launch.supervisor.events import (
     Event,

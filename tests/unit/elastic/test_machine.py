@@ -3,7 +3,8 @@
 import pytest
 
 from tensorforge.elastic import ElasticTrainingConfig
-from tensorforge.elastic.coordinator.machine import inputs, journal_records
+from tensorforge.elastic.coordinator import journal_records
+from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.cluster_state import Phase
 from tensorforge.elastic.coordinator.machine.instructions import Record, Send
 from tensorforge.elastic.coordinator.machine.machine import Machine

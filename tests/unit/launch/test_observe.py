@@ -3,7 +3,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
-from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord, RunEnded
+from tensorforge.elastic.coordinator.journal_records import RescaleRecord, RunEnded
 from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.elastic.protocol.messages import State
 from tensorforge.launch.observations import LAUNCHER, Observer, TargetWish, changes

@@ -22,6 +22,7 @@ import grpc
 import msgspec
 
 from tensorforge.elastic.coordinator.journal import Journal
+from tensorforge.elastic.coordinator.journal_records import Decided
 from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.cluster_state import Phase
 from tensorforge.elastic.coordinator.machine.instructions import (
@@ -31,7 +32,6 @@ from tensorforge.elastic.coordinator.machine.instructions import (
     Record,
     Send,
 )
-from tensorforge.elastic.coordinator.machine.journal_records import Decided
 from tensorforge.elastic.coordinator.machine.machine import Machine
 from tensorforge.elastic.protocol import access, commands, messages
 from tensorforge.elastic.protocol.cluster_view import ClusterView, view

@@ -15,14 +15,14 @@ from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.elastic.coordinator.control_server import Service
 from tensorforge.elastic.coordinator.coordinator_metrics import MetricsServer
 from tensorforge.elastic.coordinator.journal import Journal
-from tensorforge.elastic.coordinator.machine import inputs
-from tensorforge.elastic.coordinator.machine.instructions import Note
-from tensorforge.elastic.coordinator.machine.journal_records import (
+from tensorforge.elastic.coordinator.journal_records import (
     DurableState,
     RunEnded,
     RunResumed,
     Seat,
 )
+from tensorforge.elastic.coordinator.machine import inputs
+from tensorforge.elastic.coordinator.machine.instructions import Note
 from tensorforge.elastic.coordinator.machine.machine import Machine
 from tensorforge.elastic.protocol.access import Gate, TlsOptions
 from tensorforge.elastic.protocol.cluster_view import ClusterView

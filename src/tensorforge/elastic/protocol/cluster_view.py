@@ -6,8 +6,8 @@ from datetime import datetime
 
 import msgspec
 
+from tensorforge.elastic.coordinator.journal_records import RescaleRecord, RunEnded
 from tensorforge.elastic.coordinator.machine.cluster_state import ClusterState
-from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord, RunEnded
 from tensorforge.elastic.coordinator.machine.roster import Participant
 from tensorforge.elastic.protocol.messages import State
 

@@ -17,7 +17,7 @@ from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId, WorkerMetadata, WorkerStatus
 from tensorforge.elastic.protocol import messages
 from tensorforge.elastic.protocol.access import TlsOptions
-from tensorforge.elastic.protocol.formation import Formation
+from tensorforge.elastic.protocol.messages import Formation
 from tensorforge.elastic.protocol.timeouts import Timeouts
 from tensorforge.elastic.worker.connection import Connection
 from tensorforge.elastic.worker.inbox import Callbacks, Inbox, tell

@@ -6,7 +6,7 @@ import socket
 
 import psutil
 
-from tensorforge.elastic.coordinator.machine.journal_records import Seat
+from tensorforge.elastic.coordinator.journal_records import Seat
 from tensorforge.elastic.protocol.access import is_loopback
 
 

@@ -8,14 +8,13 @@ from enum import Enum
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.workers import WorkerStatus
+from tensorforge.elastic.coordinator.journal_records import DurableState, RescaleRecord
 from tensorforge.elastic.coordinator.machine.barrier import Barrier
 from tensorforge.elastic.coordinator.machine.instructions import Outbox
-from tensorforge.elastic.coordinator.machine.journal_records import DurableState, RescaleRecord
-from tensorforge.elastic.coordinator.machine.loss_policy import worker_limit
 from tensorforge.elastic.coordinator.machine.open_groups import Continuity
 from tensorforge.elastic.coordinator.machine.rescale_log import Chronicle
+from tensorforge.elastic.coordinator.machine.rescale_policy import Tolerance, worker_limit
 from tensorforge.elastic.coordinator.machine.roster import Participant, Roster
-from tensorforge.elastic.coordinator.machine.tolerance import Tolerance
 from tensorforge.elastic.protocol import messages
 from tensorforge.elastic.protocol.timeouts import Timeouts
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tensorforge.cluster.workers import WorkerStatus
-from tensorforge.elastic.coordinator.machine import journal_records
+from tensorforge.elastic.coordinator import journal_records
 from tensorforge.elastic.coordinator.machine.cluster_state import Cause, ClusterState, Phase
 from tensorforge.elastic.coordinator.machine.roster import Participant
 from tensorforge.elastic.protocol import messages

@@ -8,10 +8,10 @@ import msgspec
 
 from tensorforge.cluster.elastic_config import RescaleType
 from tensorforge.cluster.workers import WorkerId, WorkerStatus
-from tensorforge.elastic.coordinator.machine import journal_records
+from tensorforge.elastic.coordinator import journal_records
 from tensorforge.elastic.coordinator.machine.cluster_state import Cause, ClusterState, Phase
 from tensorforge.elastic.coordinator.machine.departures import Departures
-from tensorforge.elastic.coordinator.machine.loss_policy import join_deadline
+from tensorforge.elastic.coordinator.machine.rescale_policy import join_deadline
 from tensorforge.elastic.coordinator.machine.roster import Participant, arrange
 from tensorforge.elastic.protocol import messages
 from tensorforge.wording import counted

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tensorforge.elastic.coordinator.machine.journal_records import Entry
+from tensorforge.elastic.coordinator.journal_records import Entry
 from tensorforge.elastic.protocol.messages import FromCoordinator, Refused
 
 

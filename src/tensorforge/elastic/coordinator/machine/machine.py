@@ -25,15 +25,16 @@ from typing import Any
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.workers import WorkerStatus
-from tensorforge.elastic.coordinator.machine import inputs, journal_records
+from tensorforge.elastic.coordinator import journal_records
+from tensorforge.elastic.coordinator.journal_records import DurableState
+from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.admission import Admission
 from tensorforge.elastic.coordinator.machine.cluster_state import ClusterState, Phase, Suspicion
 from tensorforge.elastic.coordinator.machine.deadlines import Deadlines
 from tensorforge.elastic.coordinator.machine.departures import Departures
 from tensorforge.elastic.coordinator.machine.generations import Generations
 from tensorforge.elastic.coordinator.machine.instructions import Instruction
-from tensorforge.elastic.coordinator.machine.journal_records import DurableState
-from tensorforge.elastic.coordinator.machine.loss_policy import check_target
+from tensorforge.elastic.coordinator.machine.rescale_policy import check_target
 from tensorforge.elastic.coordinator.machine.roster import Participant
 from tensorforge.elastic.protocol import messages
 from tensorforge.errors import ConflictError

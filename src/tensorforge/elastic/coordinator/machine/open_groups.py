@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.elastic.coordinator.machine.journal_records import OpenGroup, Seat
+from tensorforge.elastic.coordinator.journal_records import OpenGroup, Seat
 
 
 class Continuity:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from tensorforge.elastic.coordinator.machine.journal_records import (
+from tensorforge.elastic.coordinator.journal_records import (
     HISTORY,
     Decided,
     RescaleRecord,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tensorforge.cluster.workers import WORKER_LIFECYCLE, WorkerId, WorkerStatus
-from tensorforge.elastic.coordinator.machine.journal_records import Seat
+from tensorforge.elastic.coordinator.journal_records import Seat
 from tensorforge.elastic.protocol.messages import Progress
 
 
