@@ -81,7 +81,7 @@ class _Stream:
         return max(0.0, -self.allowance / RATE)
 
 
-class Service:
+class ControlServer:
     """Runs a machine on an event loop and serves it. Every method belongs to that loop."""
 
     def __init__(

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
-from tensorforge.elastic.coordinator.control_server import Service
+from tensorforge.elastic.coordinator.control_server import ControlServer
 from tensorforge.elastic.coordinator.coordinator_metrics import MetricsServer
 from tensorforge.elastic.coordinator.journal import Journal
 from tensorforge.elastic.coordinator.journal_records import (
@@ -93,7 +93,7 @@ class ElasticCoordinator:
         self._lease_seconds = lease_seconds
         self._lease_wait = lease_wait
         self._on_note = on_note
-        self._service: Service | None = None
+        self._service: ControlServer | None = None
         self._metrics: MetricsServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
@@ -159,7 +159,7 @@ class ElasticCoordinator:
             restored=state,
             utc_origin=time.time() - now,
         )
-        service = Service(machine, journal, self._gate, on_note=self._on_note)
+        service = ControlServer(machine, journal, self._gate, on_note=self._on_note)
         try:
             self._port = await service.start(self._host, self._port, self._tls)
             self._service = service
@@ -194,7 +194,7 @@ class ElasticCoordinator:
         seats = {*state.seats, *(seat for group in state.open_groups for seat in group.seats)}
         return bool(seats) and self._is_gone is not None and all(map(self._is_gone, seats))
 
-    async def _until_over(self, service: Service) -> None:
+    async def _until_over(self, service: ControlServer) -> None:
         assert self._leaving is not None  # noqa: S101  set a few lines above, for the type checker
         leaving = asyncio.create_task(self._leaving.wait())
         either: set[asyncio.Future[Any]] = {leaving, service.over}
@@ -265,7 +265,7 @@ class ElasticCoordinator:
         service = self._serving()
         return service.heartbeats, service.streams
 
-    def _serving(self) -> Service:
+    def _serving(self) -> ControlServer:
         if self._service is None or self._loop is None:
             raise ClosedError("the coordinator is not running")
         return self._service

@@ -70,9 +70,9 @@ class Admission:
         participant.local_world_size = hello.local_world_size
         participant.attributes = dict(hello.attributes)
         state.roster.add(participant)
-        state.continuity.name_taken(hello.worker)
+        state.open_groups.name_taken(hello.worker)
         if hello.previous is not None:
-            state.continuity.stopped(hello.worker.id, hello.previous)
+            state.open_groups.stopped(hello.worker.id, hello.previous)
         if state.first_join is None:
             state.first_join = now
         state.last_change = now

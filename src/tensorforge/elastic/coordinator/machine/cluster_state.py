@@ -11,8 +11,8 @@ from tensorforge.cluster.workers import WorkerStatus
 from tensorforge.elastic.coordinator.journal_records import DurableState, RescaleRecord
 from tensorforge.elastic.coordinator.machine.barrier import Barrier
 from tensorforge.elastic.coordinator.machine.instructions import Outbox
-from tensorforge.elastic.coordinator.machine.open_groups import Continuity
-from tensorforge.elastic.coordinator.machine.rescale_log import Chronicle
+from tensorforge.elastic.coordinator.machine.open_groups import OpenGroups
+from tensorforge.elastic.coordinator.machine.rescale_log import RescaleLog
 from tensorforge.elastic.coordinator.machine.rescale_policy import Tolerance, worker_limit
 from tensorforge.elastic.coordinator.machine.roster import Participant, Roster
 from tensorforge.elastic.protocol import messages
@@ -80,10 +80,10 @@ class ClusterState:
         self.generation = durable.generation
         self.formed_generation = durable.formed_generation
         self.formed_seats = frozenset((s.worker.id, s.incarnation) for s in durable.formed_seats)
-        self.continuity = Continuity(durable.open_groups)
+        self.open_groups = OpenGroups(durable.open_groups)
         self.urgent = durable.urgent
         self.barrier = Barrier()
-        self.chronicle = Chronicle(durable.history, now)
+        self.rescale_log = RescaleLog(durable.history, now)
         self.progress = _progress(durable)
         self.has_committed = False
         # What the next decision has to react to
@@ -105,7 +105,7 @@ class ClusterState:
     @property
     def history(self) -> list[RescaleRecord]:
         """The rescales, newest last."""
-        return self.chronicle.history
+        return self.rescale_log.history
 
     @property
     def refusals(self) -> int:

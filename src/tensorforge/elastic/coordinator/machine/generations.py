@@ -95,7 +95,7 @@ class Generations:
         """The generation that may train on beside those who are here, and so keeps them from going on."""
         state = self._state
         everybody = (*state.staying(), *state.next_in_line())
-        return state.continuity.blocked_by(p.seat for p in everybody)
+        return state.open_groups.blocked_by(p.seat for p in everybody)
 
     def _take_in(self, now: float) -> None:
         names = list(self._state.roster.waiting)
@@ -145,7 +145,7 @@ class Generations:
         )
         state.gone = {}
         state.out.record(entry)
-        state.chronicle.decided(entry, now)
+        state.rescale_log.decided(entry, now)
         size = counted(len(members), "worker")
         state.out.note("info", f"generation {state.generation}: {size}: {reason}")
         state.open_barrier(now, paused=entry.paused)
@@ -194,11 +194,11 @@ class Generations:
             self._departures.release(participant)
         if state.phase is Phase.PAUSED:
             return
-        state.chronicle.stopped(now)
+        state.rescale_log.stopped(now)
         state.phase = Phase.FORMING
         state.deadline = now + state.timeouts.barrier
         members = state.roster.present_members()
-        state.continuity.begin(state.generation, (p.seat for p in members))
+        state.open_groups.begin(state.generation, (p.seat for p in members))
         self.send_formation(tuple(p.connection for p in members if p.connection is not None))
 
     def send_formation(self, connections: tuple[int, ...]) -> None:
@@ -220,7 +220,7 @@ class Generations:
         state.tolerance.expect(len(members))
         for participant in members:
             participant.move(WorkerStatus.ACTIVE)
-        state.out.record(state.chronicle.formed(state.generation, state.barrier.moved, now))
+        state.out.record(state.rescale_log.formed(state.generation, state.barrier.moved, now))
         state.out.note("info", f"generation {state.generation} is active")
         if state.barrier.early_commit is not None:
             self._first_commit(state.barrier.early_commit, now)
@@ -239,7 +239,7 @@ class Generations:
         state = self._state
         state.has_committed = True
         state.tolerance.forgive(len(state.roster.members))
-        state.out.record(state.chronicle.committed(progress, now))
+        state.out.record(state.rescale_log.committed(progress, now))
 
 
 def _first(count: int) -> str:

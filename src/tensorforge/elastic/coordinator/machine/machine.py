@@ -131,7 +131,7 @@ class Machine:
         if state.ignores(who, message.generation):
             return
         if state.phase in (Phase.RESCALING, Phase.PAUSED):
-            state.continuity.stands_at_barrier(who.seat, message.generation)
+            state.open_groups.stands_at_barrier(who.seat, message.generation)
             if state.roster.is_member(who.id):
                 state.barrier.answer(who.id, message)
 
@@ -194,7 +194,7 @@ class Machine:
         if message.fatal:
             self._departures.end("aborted", text)
         else:
-            self.state.continuity.stopped(who.id, who.incarnation)
+            self.state.open_groups.stopped(who.id, who.incarnation)
             self._departures.lose(who, f"its code raised: {message.reason}", now, now)
 
     # What the shell and launchers see
@@ -214,14 +214,14 @@ class Machine:
         participant = self.state.roster.get(event.worker_id)
         pid = None if participant is None else participant.attributes.get("pid")
         if participant is not None and (event.pid is None or pid in (None, str(event.pid))):
-            self.state.continuity.stopped(participant.id, participant.incarnation)
+            self.state.open_groups.stopped(participant.id, participant.incarnation)
             self._departures.lose(participant, event.reason, now, now)
         else:
-            self.state.continuity.exited(event.worker_id, event.pid)
+            self.state.open_groups.exited(event.worker_id, event.pid)
 
     def _announced(self, event: inputs.Announced, now: float) -> None:
         if event.generation == self.state.generation:
-            self.state.chronicle.announced(event.generation, now)
+            self.state.rescale_log.announced(event.generation, now)
 
     def _tick(self, _event: inputs.Tick, now: float) -> None:
         self._deadlines.pass_by(now)

@@ -14,7 +14,7 @@ from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.coordinator.journal_records import OpenGroup, Seat
 
 
-class Continuity:
+class OpenGroups:
     """The groups that may be training, as far as is known: at most one while nobody was restarted.
 
     A group is over when one of its members is known to have stopped: it stands at a later barrier, its code

@@ -15,7 +15,7 @@ from tensorforge.elastic.coordinator.journal_records import (
 from tensorforge.elastic.protocol.messages import Progress
 
 
-class Chronicle:
+class RescaleLog:
     """One record per rescale, newest last. Each part of a rescale ends where the next one begins."""
 
     def __init__(self, history: Iterable[RescaleRecord], now: float) -> None:
