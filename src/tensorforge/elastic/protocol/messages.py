@@ -17,6 +17,7 @@ import msgspec
 
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
+from tensorforge.elastic.protocol.reasons import RunOutcome
 from tensorforge.errors import EncodingError
 
 PROTOCOL = 1
@@ -293,7 +294,7 @@ class Released(Message, frozen=True, kw_only=True, tag="released", tag_field="ki
 class Ended(Message, frozen=True, kw_only=True, tag="ended", tag_field="kind"):
     """The run is over. `emergency` asks survivors to save what they have."""
 
-    outcome: str
+    outcome: RunOutcome
     reason: str
     emergency: bool = False
 

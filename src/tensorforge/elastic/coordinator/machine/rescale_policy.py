@@ -1,4 +1,4 @@
-"""The rules behind the coordinator's decisions, as functions of plain numbers."""
+"""The rules of a rescale: how many members, when joiners are taken in, and how much a run may lose."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from tensorforge.errors import ConfigurationError
 def allowed_losses(size: int, percentage: int) -> int:
     """How many workers a cluster of `size` may lose before the next committed step.
 
-    The given share, rounded down to whole workers; but one loss is always allowed (it is what elastic
-    training is for), unless the percentage is 0.
+    The share is rounded down to whole workers. One loss is always allowed, because surviving it is the purpose
+    of elastic training; only a percentage of 0 allows none.
     """
     return max(1, size * percentage // 100) if percentage else 0
 
@@ -23,16 +23,13 @@ def worker_limit(config: ElasticTrainingConfig, desired: int | None) -> int | No
 
 def check_target(config: ElasticTrainingConfig, workers: int) -> int:
     """Return `workers` if the cluster may have that many; otherwise raise `ConfigurationError`."""
-    most = config.max_workers
+    least, most = config.min_workers, config.max_workers
     if isinstance(workers, bool) or not isinstance(workers, int):
         raise ConfigurationError("workers", workers, "must be a whole number")
-    if workers < config.min_workers or (most is not None and workers > most):
-        upper = f" and max_workers ({most})" if most is not None else ""
-        rule = (
-            f"must lie between min_workers ({config.min_workers}){upper}"
-            if upper
-            else (f"must be at least min_workers ({config.min_workers})")
-        )
+    if workers < least or (most is not None and workers > most):
+        rule = f"must be at least min_workers ({least})"
+        if most is not None:
+            rule = f"must lie between min_workers ({least}) and max_workers ({most})"
         raise ConfigurationError("workers", workers, rule)
     return workers
 
@@ -40,16 +37,19 @@ def check_target(config: ElasticTrainingConfig, workers: int) -> int:
 def join_deadline(
     *, first_join: float, last_change: float, stability: float, patience: float
 ) -> float:
-    """When waiting joiners are taken in: after `stability` seconds of quiet.
+    """When waiting joiners are taken in: after `stability` seconds without a change.
 
-    An endless trickle of joins must not keep the first one waiting for ever, so its patience ends
-    `patience` seconds after its own window would have.
+    A stream of joins that never pauses must not make the first joiner wait for ever, so it waits at most
+    `patience` seconds longer than its own stability window.
     """
     return min(last_change + stability, first_join + stability + patience)
 
 
 class Tolerance:
-    """Counts losses and failed rescales since the last committed step, which forgives both."""
+    """Counts losses and failed rescales since the last committed step, and says when the run must end.
+
+    A committed step sets both counters back to 0.
+    """
 
     def __init__(self, config: ElasticTrainingConfig) -> None:
         self._config = config
@@ -58,18 +58,18 @@ class Tolerance:
         self.consecutive_failures = 0
 
     def expect(self, size: int) -> None:
-        """Losses count against this size until a step is committed, unless one was set before."""
+        """Compare losses with this size until a step is committed, unless a size was set before."""
         self._size = self._size or size
 
     def forgive(self, size: int) -> None:
-        """A step was committed by a cluster of this size."""
+        """A cluster of this size committed a step."""
         self.losses = self.consecutive_failures = 0
         self._size = size
 
     def verdict(self, *, is_new_failure: bool) -> str | None:
         """Why the run must end, or `None`.
 
-        `is_new_failure`: this one does not belong to a rescale whose barrier is still open.
+        `is_new_failure`: this failure does not belong to a rescale whose barrier is still open.
         """
         size, percentage = max(self._size, 1), self._config.failure_tolerance_percentage
         if self.losses > allowed_losses(size, percentage):
