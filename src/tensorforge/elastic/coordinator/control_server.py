@@ -36,10 +36,10 @@ from tensorforge.elastic.coordinator.machine.machine import Machine
 from tensorforge.elastic.coordinator.machine.state_view import cluster_view
 from tensorforge.elastic.protocol import access, commands, messages
 from tensorforge.elastic.protocol.cluster_view import ClusterView
+from tensorforge.elastic.protocol.status_codes import code_of
 from tensorforge.errors import (
     AuthenticationError,
     EncodingError,
-    InvalidInputError,
     NotFoundError,
     PermissionDeniedError,
     StaleGenerationError,
@@ -315,12 +315,9 @@ class ControlServer:
     async def _admit(self, context: Any, role: str) -> None:
         try:
             self._gate.admit(context.invocation_metadata() or (), role)
-        except AuthenticationError as error:
+        except (AuthenticationError, PermissionDeniedError) as error:
             log.warning("refused %s: %s", context.peer(), str(error))
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-        except PermissionDeniedError as error:
-            log.warning("refused %s: %s", context.peer(), str(error))
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+            await context.abort(code_of(error), str(error))
 
     async def _join(self, _requests: Any, context: Any) -> None:
         await self._admit(context, access.JOIN)
@@ -387,21 +384,13 @@ class ControlServer:
                 self._require_worker(command.worker_id)
             await self.perform(command)
         except TensorForgeError as error:
-            await context.abort(_code_of(error), str(error))
+            await context.abort(code_of(error), str(error))
         return msgspec.json.encode(self.view())
 
     def _require_worker(self, worker_id: str) -> None:
         if self._machine.state.roster.get(worker_id) is None:
             known = ", ".join(sorted(p.id for p in self._machine.state.roster)) or "nobody"
             raise NotFoundError(f"no worker is called {worker_id!r}; known: {known}")
-
-
-def _code_of(error: TensorForgeError) -> Any:
-    if isinstance(error, NotFoundError):
-        return grpc.StatusCode.NOT_FOUND
-    if isinstance(error, InvalidInputError):
-        return grpc.StatusCode.INVALID_ARGUMENT
-    return grpc.StatusCode.FAILED_PRECONDITION
 
 
 def _server_options(heartbeat: float, ping_timeout: float) -> list[tuple[str, int]]:

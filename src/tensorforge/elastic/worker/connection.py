@@ -20,9 +20,9 @@ from typing import Any
 
 import grpc
 
-from tensorforge.elastic.client import translate
 from tensorforge.elastic.protocol import commands, messages
 from tensorforge.elastic.protocol.access import TlsOptions, call_metadata, open_channel
+from tensorforge.elastic.protocol.status_codes import translate
 from tensorforge.elastic.protocol.timeouts import RECONNECT_LEAST, RECONNECT_MOST, Timeouts
 from tensorforge.errors import EncodingError, TensorForgeError
 

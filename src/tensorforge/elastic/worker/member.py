@@ -400,7 +400,6 @@ class ClusterMember:
                 incarnation=self._state.incarnation,
                 generation=self._state.generation,
                 previous=self._state.previous,
-                local_world_size=metadata.local_world_size,
                 attributes=dict(metadata.custom_attributes),
             )
 

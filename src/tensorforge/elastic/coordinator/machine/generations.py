@@ -206,9 +206,8 @@ class Generations:
     def send_formation(self, connections: tuple[int, ...]) -> None:
         """Send what all members said at the barrier, which has closed."""
         state = self._state
-        notice = state.barrier.notice(
-            state.generation, state.roster.present_members(), state.formed_seats, state.progress
-        )
+        members = state.roster.present_members()
+        notice = state.barrier.notice(state.generation, members, state.formed_seats)
         state.out.send(connections, notice)
 
     # How far it has come
