@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -35,6 +35,8 @@ Attributes: TypeAlias = Annotated[
 Measures: TypeAlias = Annotated[dict[Name, float], msgspec.Meta(max_length=64)]
 Amounts: TypeAlias = Annotated[dict[Name, Count], msgspec.Meta(max_length=64)]
 
+
+Decoded = TypeVar("Decoded")
 
 _encoder = msgspec.json.Encoder()
 
@@ -176,7 +178,6 @@ REFUSED_FULL = "full"
 class Stale(Message, frozen=True, kw_only=True, tag="stale", tag_field="kind"):
     """A message was about another generation than the newest one, and was ignored."""
 
-    generation: int
     reason: str
 
 
@@ -190,7 +191,7 @@ class Change(Message, frozen=True, kw_only=True):
 class Rescale(Message, frozen=True, kw_only=True, tag="rescale", tag_field="kind"):
     """A generation was decided. Its members are `workers`, or else those of `old_generation` after `change`.
 
-    `urgent`: a member is lost, so the current step cannot be finished. `paused`: there are too few members.
+    `urgent`: a member is lost, so the current step cannot be finished.
     """
 
     generation: int
@@ -198,7 +199,6 @@ class Rescale(Message, frozen=True, kw_only=True, tag="rescale", tag_field="kind
     workers: tuple[WorkerId, ...] | None = None
     change: Change | None = None
     urgent: bool = True
-    paused: bool = False
     reason: str = ""
     decided_at: datetime
 
@@ -312,18 +312,19 @@ def to_bytes(message: Any) -> bytes:
 
 def from_worker(data: bytes) -> FromWorker:
     """Decode a worker's message; anything else is an `EncodingError` that names the place."""
-    try:
-        return _from_worker.decode(data)
-    except msgspec.DecodeError as error:
-        raise EncodingError(f"not a message of a worker: {error}") from error
+    return _decode(_from_worker, data, "a worker")
 
 
 def from_coordinator(data: bytes) -> FromCoordinator:
     """Decode a message of the coordinator; anything else is an `EncodingError`."""
+    return _decode(_from_coordinator, data, "a coordinator")
+
+
+def _decode(decoder: msgspec.json.Decoder[Decoded], data: bytes, sender: str) -> Decoded:
     try:
-        return _from_coordinator.decode(data)
+        return decoder.decode(data)
     except msgspec.DecodeError as error:
-        raise EncodingError(f"not a message of a coordinator: {error}") from error
+        raise EncodingError(f"not a message of {sender}: {error}") from error
 
 
 def change_between(old: tuple[WorkerId, ...], new: tuple[WorkerId, ...]) -> Change | None:

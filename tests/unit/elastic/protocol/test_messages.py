@@ -10,7 +10,7 @@ from tensorforge.elastic import WorkerId
 from tensorforge.elastic.protocol import commands, messages
 from tensorforge.errors import EncodingError
 
-HELLO = messages.Hello(protocol=1, worker=WorkerId("w", "h", 1), incarnation="i")
+HELLO = messages.Hello(protocol=messages.PROTOCOL, worker=WorkerId("w", "h", 1), incarnation="i")
 
 
 def altered(**changes):
