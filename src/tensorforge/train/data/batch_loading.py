@@ -12,8 +12,11 @@ from torch.utils.data import IterableDataset, TensorDataset, default_collate
 from tensorforge.data.plan.order import ShardLocalOrder, ShuffledOrder
 from tensorforge.data.plan.shards import DataShard, quotas
 from tensorforge.errors import InvalidInputError
-from tensorforge.train.data.randomness import own_random_state, seed_everything
-from tensorforge.train.data.seeds import stream_seed
+from tensorforge.train.data.random_streams import (
+    restored_random_state,
+    seed_everything,
+    stream_seed,
+)
 from tensorforge.train.run_config import RunConfig
 
 Collate = Callable[[list[Any]], Any]
@@ -93,7 +96,7 @@ class BatchSource:
         samples = self._order.take(piece.start, piece.stop)
         if _is_plain(self._dataset, self._collate):
             return fetch(self._dataset, samples, None)  # nothing is random in it
-        with own_random_state(), _one_thread():
+        with restored_random_state(), _one_thread():
             seed_everything(
                 stream_seed(self._config.seed, piece.epoch, piece.start, purpose="data")
             )

@@ -11,8 +11,11 @@ import torch
 from tensorforge.data.plan.shards import DataShard
 from tensorforge.errors import ConflictError, InvalidInputError
 from tensorforge.train.data.batch_loading import Piece, pieces
-from tensorforge.train.data.randomness import own_random_state, seed_everything
-from tensorforge.train.data.seeds import stream_seed
+from tensorforge.train.data.random_streams import (
+    restored_random_state,
+    seed_everything,
+    stream_seed,
+)
 from tensorforge.train.gradients.shard_gradients import EntryReady, StepGradients
 
 if TYPE_CHECKING:
@@ -80,7 +83,7 @@ class Step:
         Each shard has its own random stream, which depends on the seed, the epoch, the step and the shard
         alone. Ends early if the cluster changes; what was computed is kept.
         """
-        with own_random_state():
+        with restored_random_state():
             while self._todo and not self._host.interrupted:
                 yield from self._shard_batches(self._todo[0])
                 self._todo.pop(0)
