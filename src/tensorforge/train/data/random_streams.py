@@ -1,4 +1,4 @@
-"""Random streams that belong to a place in the training (a step's shard, a batch), not to a worker or a process."""
+"""Random streams that belong to a place in the training, such as a shard of a step, not to a process."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import torch
 def stream_seed(seed: int, *place: int, purpose: str = "") -> int:
     """Return the 63-bit seed of one place in the training, such as (epoch, step, shard).
 
-    The seed is a hash with a fixed definition, so it is the same on every machine, in every process and in every
-    version of Python. Different purposes at the same place get unrelated seeds.
+    The seed is a hash with a fixed definition, so it is the same on every machine, in every process and in
+    every version of Python. Different purposes at the same place get unrelated seeds.
     """
     numbers = (seed, *place)
     packed = struct.pack(f"<{len(numbers)}q", *numbers)
