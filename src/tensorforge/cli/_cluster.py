@@ -69,7 +69,7 @@ def locate(coordinator: str | None, run_dir: Path | None) -> tuple[str, Path | N
 
     folder = run_dir if run_dir is not None else _only_run()
     record = read_record(folder)
-    if not record.launcher.is_alive():
+    if not record.launcher.is_running():
         raise NotFoundError(f"nothing runs in {folder} any more: its launcher has ended")
     if record.coordinator_address is None:
         raise UnavailableError(f"the run in {folder} has no coordinator yet; try again later")

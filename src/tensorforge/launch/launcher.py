@@ -43,7 +43,6 @@ from tensorforge.launch.processes.log_files import LogFiles
 from tensorforge.launch.run_directory import (
     RUN_FILE,
     TOKEN_FILE,
-    ProcessRecord,
     RunLock,
     RunRecord,
     make_folder,
@@ -83,6 +82,7 @@ from tensorforge.launch.supervisor.instructions import (
 from tensorforge.launch.supervisor.spares import Spares
 from tensorforge.launch.supervisor.stacks import script_stack
 from tensorforge.launch.supervisor.supervisor import Supervisor
+from tensorforge.processes import ProcessIdentity
 from tensorforge.security import TokenStore
 
 COORDINATOR = "coordinator"
@@ -130,7 +130,7 @@ class Launcher:
         self._is_deserted = False
         self._children: Children
         self._record = RunRecord(
-            script=settings.script, launcher=ProcessRecord.of(os.getpid()), workers={}
+            script=settings.script, launcher=ProcessIdentity.current(), workers={}
         )
         self._logs = LogFiles(settings.run_dir / LOGS_FOLDER, self._warn)
         self._is_record_told = False
@@ -235,7 +235,7 @@ class Launcher:
     def _coordinator_serves(self, address: str) -> None:
         self._address = address
         pid = self._children.pid(COORDINATOR)
-        self._note(coordinator_address=address, coordinator=ProcessRecord.of(pid))
+        self._note(coordinator_address=address, coordinator=ProcessIdentity.of(pid))
         if self._link is None:
             self._link = CoordinatorLink(address, self._token, self._children.wake)
         self._happened(CoordinatorStarted(address, pid))
@@ -353,7 +353,7 @@ class Launcher:
         is_waiting = self._spares.take(worker)
         start = self._children.its_turn if is_waiting else self._start_process
         pid = start(worker)
-        self._note(workers={**self._record.workers, worker: ProcessRecord.of(pid)})
+        self._note(workers={**self._record.workers, worker: ProcessIdentity.of(pid)})
         self._happened(WorkerStarted(worker, pid))
 
     def _keep_spares(self) -> None:

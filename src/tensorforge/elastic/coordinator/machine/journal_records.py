@@ -19,11 +19,12 @@ HISTORY = 200
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """One member: who, and which process of that name."""
+    """One member: who, and which process of that name (`process`: its `ProcessIdentity` as text)."""
 
     worker: WorkerId
     incarnation: str
     pid: str | None = None
+    process: str | None = None
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):

@@ -44,7 +44,8 @@ class Participant:
     @property
     def seat(self) -> Seat:
         """Its identity in the journal."""
-        return Seat(self.worker, self.incarnation, self.attributes.get("pid"))
+        known = self.attributes
+        return Seat(self.worker, self.incarnation, known.get("pid"), known.get("process"))
 
     def move(self, status: WorkerStatus) -> None:
         """Change the status along the lifecycle; staying is fine."""
