@@ -17,6 +17,7 @@ from typing import Any
 
 from tensorforge.elastic.protocol.access import ROLES, is_loopback
 from tensorforge.elastic.protocol.token_files import load_or_issue
+from tensorforge.environment import PRELOAD, for_child
 from tensorforge.errors import NotFoundError
 from tensorforge.launch.coordinator_link import CoordinatorLink
 from tensorforge.launch.display.displays import Display
@@ -29,7 +30,7 @@ from tensorforge.launch.launch_settings import (
     LaunchSettings,
 )
 from tensorforge.launch.observations import Observer
-from tensorforge.launch.processes.bootstrap import PRELOAD, STACKS_SIGNAL, STOP_SIGNAL
+from tensorforge.launch.processes.bootstrap import STACKS_SIGNAL, STOP_SIGNAL
 from tensorforge.launch.processes.children import (
     ChildEvent,
     Children,
@@ -366,7 +367,7 @@ class Launcher:
     def _start_process(self, worker: str, preload: tuple[str, ...] | None = None) -> int:
         environment = self._settings.worker_environment(worker, self._address or "", self._token)
         if preload is not None:
-            environment[PRELOAD] = ",".join(preload)
+            environment |= for_child({PRELOAD: preload})
         command = self._settings.worker_command(self._python)
         return self._start(worker, command, environment, spare=preload is not None)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -15,6 +14,7 @@ import torch
 from torch import nn
 
 from tensorforge.catalog import CheckpointType
+from tensorforge.environment import COORDINATOR
 from tensorforge.errors import (
     ClosedError,
     ConfigurationError,
@@ -482,7 +482,7 @@ def default_membership(plane: ShardPlane | None = None) -> Membership:
 
     In a cluster `plane` begins to serve its shards, and the worker's port is where it does.
     """
-    if os.environ.get("TENSORFORGE_COORDINATOR"):
+    if COORDINATOR.read() is not None:
         from tensorforge.train.group.elastic_membership import ElasticMembership
 
         return ElasticMembership.from_environment(serve=None if plane is None else plane.serve)
