@@ -11,7 +11,7 @@ import pytest
 from tensorforge.elastic import WorkerId, WorkerMetadata, WorkerStatus
 from tensorforge.elastic.protocol import messages
 from tensorforge.elastic.worker.inbox import Callbacks, Inbox
-from tensorforge.elastic.worker.resend_buffer import Outgoing
+from tensorforge.elastic.worker.resend_buffer import ResendBuffer
 from tensorforge.elastic.worker.worker_state import WorkerState
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -26,10 +26,10 @@ def worker():
         join_time=NOW,
         last_heartbeat=NOW,
     )
-    state, outgoing = WorkerState(metadata, "first"), Outgoing(lambda _message: None)
+    state, resend_buffer = WorkerState(metadata, "first"), ResendBuffer(lambda _message: None)
     inbox = Inbox(
         state,
-        outgoing,
+        resend_buffer,
         threading.Condition(),
         Callbacks(),
         announced=lambda _event: None,
@@ -37,20 +37,20 @@ def worker():
         retire=lambda: None,
         rejoin=lambda: None,
     )
-    return inbox, outgoing, state
+    return inbox, resend_buffer, state
 
 
 def test_a_worker_that_is_fenced_is_told_why_and_starts_over(worker, caplog):
-    inbox, _outgoing, state = worker
+    inbox, _resend_buffer, state = worker
     inbox.receive(FENCED)
     assert "w was refused (fenced): w was taken out" in caplog.text
     assert state.incarnation != "first"
 
 
 def test_a_worker_that_has_told_its_exception_is_not_told_of_it_again(worker, caplog):
-    inbox, outgoing, state = worker
+    inbox, resend_buffer, state = worker
     caplog.set_level(logging.WARNING)
-    outgoing.say(messages.Abort(incarnation="first", generation=1, reason="ValueError: boom"))
+    resend_buffer.say(messages.Abort(incarnation="first", generation=1, reason="ValueError: boom"))
     inbox.receive(FENCED)
     assert caplog.text == ""
     assert state.is_leaving

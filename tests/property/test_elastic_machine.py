@@ -18,10 +18,11 @@ from hypothesis.stateful import (
 )
 
 from tensorforge.elastic import ElasticTrainingConfig
-from tensorforge.elastic.coordinator.machine import inputs, journal_records
+from tensorforge.elastic.coordinator import journal_records
+from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.cluster_state import Phase
 from tensorforge.elastic.coordinator.machine.instructions import Record, Send
-from tensorforge.elastic.protocol import messages
+from tensorforge.elastic.protocol import commands, messages
 from tensorforge.errors import ConfigurationError
 from tensorforge.testing.control import SimulatedCluster
 
@@ -189,7 +190,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         lives = any(p.id == puppet.id for p in (*self.away, *self.zombies))
         if has_pid or (puppet.id not in self.cluster.puppets and not lives):
             pid = puppet.pid if has_pid else None
-            self.cluster.feed(inputs.Exited(puppet.id, "exit code 1", pid))
+            self.cluster.feed(commands.ReportExit(puppet.id, "exit code 1", pid))
 
     @rule(choice=PICK)
     def cut_off(self, choice):
@@ -302,7 +303,7 @@ class CoordinatorModel(RuleBasedStateMachine):
     @rule(workers=st.integers(1, 6))
     def scale(self, workers):
         with contextlib.suppress(ConfigurationError):
-            self.cluster.feed(inputs.ScaleRequested(workers, "test"))
+            self.cluster.feed(commands.Scale(workers, "test"))
 
     @rule(seconds=st.sampled_from([0.0, 0.1, 1.0, 2.5, 4.0]))
     def pass_time(self, seconds):

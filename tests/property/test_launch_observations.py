@@ -13,10 +13,11 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from tensorforge import environment
-from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
 from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.elastic.protocol.messages import State
-from tensorforge.launch.observations import LAUNCHER, Observer, TargetWish
+from tensorforge.elastic.protocol.reasons import Departure, DepartureKind, Requester
+from tensorforge.elastic.protocol.rescale_record import RescaleRecord
+from tensorforge.launch.observations import Observer, TargetRequest
 from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
     CoordinatorStarted,
@@ -42,8 +43,8 @@ class Leader:
     """The coordinator, as far as a launcher can see it."""
 
     def __init__(self, desired):
-        self.desired, self.version, self.by = desired, 0, ""
-        self.workers: dict[str, str | None] = {}  # the reason why it leaves, if it does
+        self.desired, self.version, self.by = desired, 0, Requester.OPERATOR
+        self.workers: dict[str, Departure | None] = {}  # the reason why it leaves, if it does
         self.history: list[RescaleRecord] = []
         self.moments = 0
 
@@ -53,33 +54,33 @@ class Leader:
     def scale(self, workers, by):
         self.desired, self.version, self.by = workers, self.version + 1, by
         for name in self.staying()[workers:]:
-            self.dismiss(name, f"{name} retires: {by} wants {workers} workers")
+            self.dismiss(name, DepartureKind.SURPLUS)
 
-    def dismiss(self, name, why):
-        self.workers[name] = why
-        self.record(name, why)
+    def dismiss(self, name, kind):
+        self.workers[name] = self.record(name, kind)
 
-    def drop(self, name, why=None):
+    def drop(self, name, kind=None):
         del self.workers[name]
-        if why is not None:
-            self.record(name, why)
+        if kind is not None:
+            self.record(name, kind)
 
-    def record(self, name, why):
+    def record(self, name, kind):
+        departure = Departure(kind=kind, worker=name, target_version=self.version)
         self.history.append(
             RescaleRecord(
                 generation=len(self.history) + 1,
                 type="scale_down",
-                reason=why,
+                reason=str(departure),
                 urgent=True,
                 paused=False,
                 added=(),
-                removed={name: why},
-                target_version=self.version,
+                removed={name: departure},
                 old_size=0,
                 new_size=0,
                 detection_ms=0.0,
             )
         )
+        return departure
 
     def view(self):
         self.moments += 1
@@ -92,7 +93,7 @@ class Leader:
             waiting=[],
             desired_workers=self.desired,
             target_version=self.version,
-            target_by=self.by,
+            target_requester=self.by,
             min_workers=1,
             max_workers=MOST,
             state=State(step=-1, learning_rate=0.1),
@@ -133,7 +134,7 @@ class Asked(RuleBasedStateMachine):
         self.supervisor, self.observer = Supervisor(policy), Observer()
         self.leader = Leader(workers)
         self.running: set[str] = set()
-        self.wishes: list[TargetWish] = []
+        self.wishes: list[TargetRequest] = []
         self.wire: list[tuple[ClusterView, bool]] = []
         self.unseen = 0  # before this view arrives there is news of what was asked
         self.arrived = 0
@@ -154,13 +155,13 @@ class Asked(RuleBasedStateMachine):
                 self.observer.asked(order.workers)
                 self.make_wish()
             elif isinstance(order, Retire):
-                self.leader.dismiss(order.worker, f"{order.worker} leaves: SIGTERM")
+                self.leader.dismiss(order.worker, DepartureKind.LEFT)
             elif isinstance(order, StartCoordinator):
                 self.away = False
                 self.tell(CoordinatorStarted("a", 2))
 
     def make_wish(self):
-        wish = self.observer.next_wish()
+        wish = self.observer.next_request()
         if wish is not None:
             self.wishes.append(wish)
 
@@ -176,15 +177,14 @@ class Asked(RuleBasedStateMachine):
     def an_operator_scales(self, workers):
         self.paid_for += max(0, workers - self.expected)
         self.expected = workers
-        self.leader.scale(workers, "an operator")
+        self.leader.scale(workers, Requester.OPERATOR)
         self.unseen = self.leader.moments + 1
 
     @someone_stays
     @rule(share=shares, by_itself=st.booleans())
     def a_worker_is_to_leave(self, share, by_itself):
         name = self.pick(self.leader.staying(), share)
-        why = "leaves: SIGTERM" if by_itself else "retires: an operator asked for it"
-        self.leader.dismiss(name, f"{name} {why}")
+        self.leader.dismiss(name, DepartureKind.LEFT if by_itself else DepartureKind.REMOVED)
         self.unseen = self.leader.moments + 1
         self.paid_for += self.expected == 1  # at the minimum it is replaced
         self.expected = max(1, self.expected - 1)
@@ -203,7 +203,7 @@ class Asked(RuleBasedStateMachine):
     def a_worker_dies(self, share):
         name = self.pick(self.leader.staying(), share)
         self.paid_for += 1
-        self.leader.drop(name, f"{name} failed: its stream broke")
+        self.leader.drop(name, DepartureKind.FAILED)
         self.running.discard(name)
         self.tell(WorkerExited(name, -9))
 
@@ -230,7 +230,7 @@ class Asked(RuleBasedStateMachine):
     def a_wish_is_heard(self):
         wish = self.wishes.pop(0)
         if wish.expected in (None, self.leader.version):
-            self.leader.scale(wish.workers, LAUNCHER)
+            self.leader.scale(wish.workers, Requester.LAUNCHER)
         self.wire.append((self.leader.view(), True))
 
     @precondition(lambda self: not self.has_died)

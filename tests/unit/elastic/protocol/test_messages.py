@@ -50,7 +50,7 @@ def test_noise_is_refused(data):
     with pytest.raises(EncodingError):
         messages.from_worker(data)
     with pytest.raises(EncodingError):
-        commands.from_bytes(data)
+        commands.from_bytes(data, "peer")
 
 
 IDS = st.lists(st.integers(0, 12), unique=True, max_size=10)

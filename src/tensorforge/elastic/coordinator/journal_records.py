@@ -1,25 +1,31 @@
-"""What the journal holds: each decision as an entry, and the state that the entries add up to.
+"""The entries of the journal, and the state that they add up to.
 
-`replay` folds the entries in order; a coordinator that starts on a journal begins with its result. The
-rescale history that people read is the same data.
+Each decision of the coordinator is one entry. `replay` folds the entries in order; a coordinator that starts on
+a journal begins with the result. The history of rescales that people read is part of it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 
 from tensorforge.cluster.workers import WorkerId
+from tensorforge.elastic.protocol.messages import Ended
+from tensorforge.elastic.protocol.reasons import Departure, DepartureKind, Requester, RunOutcome
+from tensorforge.elastic.protocol.rescale_record import RescaleRecord
 from tensorforge.errors import EncodingError
 
 HISTORY = 200
-"""How many rescales are kept for people to look at."""
+"""How many rescales the history keeps."""
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """One member: who, and which process of that name (`process`: its `ProcessIdentity` as text)."""
+    """A member of a generation: the worker, and which process of that name it is.
+
+    `process` is its `ProcessIdentity` as text; entries of older journals have none.
+    """
 
     worker: WorkerId
     incarnation: str
@@ -32,7 +38,7 @@ class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str
 
 
 class Decided(Entry, frozen=True, kw_only=True):
-    """A new generation: its members in order of rank, and why."""
+    """A generation was decided: its members in order of rank, why, and why each removed worker went."""
 
     generation: int
     old_generation: int
@@ -42,15 +48,14 @@ class Decided(Entry, frozen=True, kw_only=True):
     urgent: bool
     paused: bool
     added: tuple[str, ...] = ()
-    removed: Annotated[dict[str, str], "worker id → why it went"] = {}
-    target_version: int = 0
+    removed: dict[str, Departure] = {}
     old_size: int = 0
     detection_ms: float = 0.0
     decided_at: str = ""
 
 
 class WasFormed(Entry, frozen=True, kw_only=True):
-    """Every member of the generation has formed: training goes on."""
+    """Every member of the generation has formed its group: training goes on."""
 
     generation: int
     decision_ms: float = 0.0
@@ -72,18 +77,24 @@ class WasCommitted(Entry, frozen=True, kw_only=True):
 
 
 class TargetSet(Entry, frozen=True, kw_only=True):
-    """How many workers are wanted from now on."""
+    """So many workers are wanted from now on."""
 
     workers: int
     by: str
+    requester: Requester = Requester.OPERATOR
 
 
 class RunEnded(Entry, frozen=True, kw_only=True):
-    """The run is over: `outcome` is completed, aborted or stopped."""
+    """The run is over. `emergency`: the survivors were asked to save a checkpoint."""
 
-    outcome: str
+    outcome: RunOutcome
     reason: str
     emergency: bool = False
+
+    @property
+    def message(self) -> Ended:
+        """What workers and clients are told."""
+        return Ended(outcome=self.outcome, reason=self.reason, emergency=self.emergency)
 
 
 class RunResumed(Entry, frozen=True, kw_only=True):
@@ -92,69 +103,19 @@ class RunResumed(Entry, frozen=True, kw_only=True):
     reason: str
 
 
-class RescaleRecord(msgspec.Struct, kw_only=True):
-    """One rescale, explained: who, why, how long each part took, what moved.
-
-    Times are milliseconds: `detection` from the evidence to the notice, `decision` until it was durable
-    and announced, `barrier` until everybody had stopped, `forming` until everybody had formed and healed,
-    `first_commit` until the next committed step. `None`: not reached (yet). `target_version` is that of the
-    number of workers that was wanted at the decision; a number of a later version knows of those who went.
-    """
-
-    generation: int
-    type: str
-    reason: str
-    urgent: bool
-    paused: bool
-    added: tuple[str, ...]
-    removed: dict[str, str]
-    old_size: int
-    new_size: int
-    target_version: int = 0
-    decided_at: str = ""
-    detection_ms: float = 0.0
-    decision_ms: float | None = None
-    barrier_ms: float | None = None
-    forming_ms: float | None = None
-    first_commit_ms: float | None = None
-    moved: dict[str, int] = {}
-
-    @property
-    def total_ms(self) -> float | None:
-        """From the evidence to the first committed step, if it came that far."""
-        parts = (self.decision_ms, self.barrier_ms, self.forming_ms, self.first_commit_ms)
-        if any(part is None for part in parts):
-            return None
-        return self.detection_ms + sum(part for part in parts if part is not None)
-
-    @classmethod
-    def opened_by(cls, entry: Decided) -> RescaleRecord:
-        """The record as it starts, when the generation is decided."""
-        return cls(
-            generation=entry.generation,
-            type=entry.type,
-            reason=entry.reason,
-            urgent=entry.urgent,
-            paused=entry.paused,
-            added=entry.added,
-            removed=entry.removed,
-            old_size=entry.old_size,
-            new_size=len(entry.seats),
-            target_version=entry.target_version,
-            decided_at=entry.decided_at,
-            detection_ms=entry.detection_ms,
-        )
-
-
 class OpenGroup(msgspec.Struct, frozen=True):
-    """A generation whose members may be training, for all that the journal says."""
+    """A generation whose members may be training, as far as the journal tells."""
 
     generation: int
     seats: tuple[Seat, ...]
 
 
 class DurableState(msgspec.Struct, kw_only=True):
-    """What the entries add up to: all that a restarted coordinator knows."""
+    """What the entries add up to: all that a restarted coordinator knows.
+
+    `seats` are the members of `generation`; `formed_seats` are those of `formed_generation`, the last one that
+    every member formed. `committed` is the first committed step of the newest generation that has one.
+    """
 
     generation: int = 0
     seats: tuple[Seat, ...] = ()
@@ -165,6 +126,7 @@ class DurableState(msgspec.Struct, kw_only=True):
     desired_workers: int | None = None
     target_version: int = 0
     target_by: str = ""
+    target_requester: Requester = Requester.OPERATOR
     committed: WasCommitted | None = None
     ended: RunEnded | None = None
     urgent: bool = False
@@ -172,7 +134,7 @@ class DurableState(msgspec.Struct, kw_only=True):
 
 
 class Snapshot(Entry, frozen=True, kw_only=True):
-    """What all earlier entries add up to, in their place."""
+    """What all earlier entries add up to. It replaces them."""
 
     state: DurableState
 
@@ -183,7 +145,7 @@ AnyEntry: TypeAlias = (
 
 
 def replay(entries: Iterable[Entry]) -> DurableState:
-    """Fold the entries, oldest first."""
+    """Fold the entries, oldest first, into one state."""
     state = DurableState(history=[])
     for entry in entries:
         state = follow(state, entry)
@@ -191,7 +153,7 @@ def replay(entries: Iterable[Entry]) -> DurableState:
 
 
 def follow(state: DurableState, entry: Entry) -> DurableState:
-    """What `state` becomes with one more entry; `state` itself may change."""
+    """Return the state after one more entry; `state` itself may be changed."""
     if isinstance(entry, Snapshot):
         return entry.state
     _apply(state, entry)
@@ -208,7 +170,7 @@ def _apply(state: DurableState, entry: Entry) -> None:
             state.open_groups = _succeed(
                 state.open_groups, OpenGroup(entry.generation, entry.seats)
             )
-        state.history = [*state.history[-(HISTORY - 1) :], RescaleRecord.opened_by(entry)]
+        state.history = with_decision(state.history, entry)
     elif isinstance(entry, WasFormed):
         state.formed_generation = entry.generation
         state.formed_seats = state.seats
@@ -220,7 +182,7 @@ def _apply(state: DurableState, entry: Entry) -> None:
     elif isinstance(entry, TargetSet):
         state.desired_workers = entry.workers
         state.target_version += 1
-        state.target_by = entry.by
+        state.target_by, state.target_requester = entry.by, entry.requester
     elif isinstance(entry, RunEnded):
         state.ended = entry
     elif isinstance(entry, RunResumed):
@@ -232,10 +194,10 @@ def _apply(state: DurableState, entry: Entry) -> None:
 
 
 def _succeed(groups: tuple[OpenGroup, ...], new: OpenGroup) -> tuple[OpenGroup, ...]:
-    """The groups that may be training once `new` was decided.
+    """The groups that may be training once `new` is decided.
 
-    It would not have been decided beside a group that it shares no member with, so those are over. A group that
-    contains all of its members ends with it, and need not be kept.
+    `new` would not have been decided beside a group that shares no member with it, so such groups are over. A
+    group that contains all members of `new` ends when they stop for it, so it need not be kept either.
     """
     members = {(seat.worker.id, seat.incarnation) for seat in new.seats}
 
@@ -246,8 +208,26 @@ def _succeed(groups: tuple[OpenGroup, ...], new: OpenGroup) -> tuple[OpenGroup, 
     return (*filter(matters, groups), new)
 
 
+def with_decision(history: list[RescaleRecord], entry: Decided) -> list[RescaleRecord]:
+    """The history with one more rescale, which this decision begins; the oldest one may go."""
+    record = RescaleRecord(
+        generation=entry.generation,
+        type=entry.type,
+        reason=entry.reason,
+        urgent=entry.urgent,
+        paused=entry.paused,
+        added=entry.added,
+        removed=entry.removed,
+        old_size=entry.old_size,
+        new_size=len(entry.seats),
+        decided_at=entry.decided_at,
+        detection_ms=entry.detection_ms,
+    )
+    return [*history[-(HISTORY - 1) :], record]
+
+
 def complete(history: list[RescaleRecord], entry: WasFormed | WasCommitted) -> None:
-    """Fill the figures that `entry` brings into the record of its generation."""
+    """Write the figures of `entry` into the record of its generation."""
     for record in reversed(history):
         if record.generation != entry.generation:
             continue
@@ -271,8 +251,30 @@ def entry_to_json(entry: Entry) -> str:
 
 
 def entry_from_json(text: str) -> Entry:
-    """The inverse of `entry_to_json`; anything else is an `EncodingError`."""
+    """The inverse of `entry_to_json`; anything else is an `EncodingError`.
+
+    Entries of the format without kinds of departures are understood, too.
+    """
     try:
-        return _decoder.decode(text)
+        try:
+            return _decoder.decode(text)
+        except msgspec.ValidationError:
+            entry: Entry = msgspec.convert(_with_kinds(msgspec.json.decode(text)), AnyEntry)
+            return entry
     except msgspec.DecodeError as error:
         raise EncodingError(f"not an entry of the journal: {error}") from error
+
+
+def _with_kinds(entry: Any) -> Any:
+    """Give a kind to the departures of an entry in which they are sentences."""
+    if isinstance(entry, dict):
+        state = entry.get("state")
+        records = state.get("history", []) if isinstance(state, dict) else [entry]
+        for record in records:
+            removed = record.get("removed") if isinstance(record, dict) else None
+            for name, why in removed.items() if isinstance(removed, dict) else ():
+                if isinstance(why, str):
+                    record["removed"][name] = Departure(
+                        kind=DepartureKind.UNKNOWN, worker=name, detail=why
+                    )
+    return entry

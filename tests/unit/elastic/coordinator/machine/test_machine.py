@@ -3,11 +3,13 @@
 import pytest
 
 from tensorforge.elastic import ElasticTrainingConfig
-from tensorforge.elastic.coordinator.machine import inputs, journal_records
+from tensorforge.elastic.coordinator import journal_records
+from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.cluster_state import Phase
 from tensorforge.elastic.coordinator.machine.instructions import Record, Send
 from tensorforge.elastic.coordinator.machine.machine import Machine
-from tensorforge.elastic.protocol import messages
+from tensorforge.elastic.protocol import commands, messages
+from tensorforge.elastic.protocol.reasons import DepartureKind
 from tensorforge.elastic.protocol.timeouts import RECONNECT_MOST
 from tensorforge.errors import ConfigurationError, ConflictError
 from tensorforge.testing.control import SimulatedCluster
@@ -131,7 +133,7 @@ def test_a_heartbeat_is_a_sign_of_life_and_is_answered():
 
 def test_an_exit_that_a_launcher_saw_is_a_failure_at_once():
     cluster = running(3)
-    cluster.feed(inputs.Exited("w1", "exit code 1"))
+    cluster.feed(commands.ReportExit("w1", "exit code 1"))
     assert names(cluster) == ["w0", "w2"]
     assert "exit code 1" in last_reason(cluster)
 
@@ -139,7 +141,7 @@ def test_an_exit_that_a_launcher_saw_is_a_failure_at_once():
 def test_an_exit_of_another_process_of_that_name_is_no_failure():
     cluster = running(2)
     cluster.machine.state.roster.get("w1").attributes["pid"] = "42"
-    cluster.feed(inputs.Exited("w1", "exit code 1", pid=41))
+    cluster.feed(commands.ReportExit("w1", "exit code 1", pid=41))
     assert cluster.machine.state.generation == 1
 
 
@@ -313,7 +315,7 @@ def test_a_leaver_that_dies_on_its_way_out_makes_the_drain_urgent():
 
 def test_scaling_down_retires_the_highest_ranks():
     cluster = running(4)
-    cluster.feed(inputs.ScaleRequested(2, "me"))
+    cluster.feed(commands.Scale(2, "me"))
     assert names(cluster) == ["w0", "w1"]
     retired = [cluster.puppets.pop("w2"), cluster.puppets.pop("w3")]
     cluster.settle(step=1)
@@ -327,7 +329,7 @@ def test_scaling_up_lets_more_workers_in():
     cluster.join("spare")
     cluster.pass_time(100)
     assert names(cluster) == ["w0", "w1"]
-    cluster.feed(inputs.ScaleRequested(3, "me"))
+    cluster.feed(commands.Scale(3, "me"))
     cluster.pass_time(STABILITY)
     assert names(cluster) == ["w0", "w1", "spare"]
 
@@ -336,20 +338,20 @@ def test_scaling_up_lets_more_workers_in():
 def test_a_target_outside_the_limits_is_refused_and_changes_nothing(workers):
     cluster = running(3, min_workers=2, max_workers=8)
     with pytest.raises(ConfigurationError, match="must lie between min_workers"):
-        cluster.feed(inputs.ScaleRequested(workers, "me"))
+        cluster.feed(commands.Scale(workers, "me"))
     assert cluster.machine.state.desired_workers is None
 
 
 def test_a_target_that_was_chosen_without_knowing_of_the_latest_one_is_refused():
     cluster = running(3, max_workers=8)
     seen = cluster.machine.state.target_version
-    cluster.feed(inputs.ScaleRequested(5, "an operator"))
-    with pytest.raises(ConflictError, match="did not know that 5 workers are wanted by now"):
-        cluster.feed(inputs.ScaleRequested(2, "a launcher", expected=seen))
+    cluster.feed(commands.Scale(5, "an operator"))
+    with pytest.raises(ConflictError, match="the target changed to 5 since this request"):
+        cluster.feed(commands.Scale(2, "a launcher", expected=seen))
     assert cluster.machine.state.desired_workers == 5
     assert len(names(cluster)) == 3
     cluster.restart()
-    cluster.feed(inputs.ScaleRequested(4, "a launcher", expected=seen + 1))
+    cluster.feed(commands.Scale(4, "a launcher", expected=seen + 1))
     assert cluster.machine.state.desired_workers == 4
 
 
@@ -358,7 +360,7 @@ def test_a_run_that_starts_over_shows_its_new_steps():
     cluster.settle(step=400)
     assert cluster.machine.state.progress.step == 400
     cluster.crash(cluster.puppets["w0"])
-    cluster.feed(inputs.Exited("w0", "it was killed"))
+    cluster.feed(commands.ReportExit("w0", "it was killed"))
     cluster.join("w1")
     cluster.pass_time(STABILITY)
     cluster.settle(step=0)
@@ -367,7 +369,7 @@ def test_a_run_that_starts_over_shows_its_new_steps():
 
 def test_an_operator_can_make_a_worker_leave():
     cluster = running(3)
-    cluster.feed(inputs.RemovalRequested("w0", "me"))
+    cluster.feed(commands.Remove("w0", "me"))
     assert names(cluster) == ["w1", "w2"]
     assert "me asked for it" in last_reason(cluster)
 
@@ -402,7 +404,7 @@ def test_an_exception_in_user_code_is_a_loss_or_the_end_of_the_run():
 
 def test_an_operator_can_stop_the_run():
     cluster = running(2)
-    cluster.feed(inputs.StopRequested("enough", "me"))
+    cluster.feed(commands.Stop("enough", "me"))
     assert cluster.puppets["w0"].last(messages.Ended).outcome == "stopped"
     assert cluster.machine.next_deadline() is None
 
@@ -641,10 +643,10 @@ def test_a_restart_while_forming_is_carried_on_from_what_the_workers_say_again()
 
 def test_the_target_and_the_end_survive_a_restart():
     cluster = running(2, desired_workers=2)
-    cluster.feed(inputs.ScaleRequested(3, "me"))
+    cluster.feed(commands.Scale(3, "me"))
     cluster.restart()
     assert cluster.machine.state.desired_workers == 3
-    cluster.feed(inputs.StopRequested("enough", "me"))
+    cluster.feed(commands.Stop("enough", "me"))
     cluster.restart()
     assert phase(cluster) is Phase.ENDED
     assert cluster.machine.state.ended.outcome == "stopped"
@@ -698,7 +700,9 @@ def test_a_rescale_is_explained_with_its_times():
     )
     assert times == pytest.approx((50, 10, 20, 30, 40))
     assert record.total_ms == pytest.approx(150)
-    assert record.removed == {"w1": "w1 failed: its stream broke"}
+    (departure,) = record.removed.values()
+    assert (departure.kind, departure.worker) == (DepartureKind.FAILED, "w1")
+    assert str(departure) == "w1 failed: its stream broke"
     assert record.moved == {"shards": 4, "bytes": 200}
     assert (record.old_size, record.new_size, record.type) == (3, 2, "scale_down")
     assert journal_records.replay(cluster.entries()).history[-1] == record

@@ -16,7 +16,7 @@ WRITER = """
 import sys, threading
 import sqlalchemy as sa
 from tensorforge.elastic.coordinator.journal import Journal
-from tensorforge.elastic.coordinator.machine.journal_records import TargetSet
+from tensorforge.elastic.coordinator.journal_records import TargetSet
 from tensorforge.storage.database import Database
 
 url, moment = sys.argv[1:]

@@ -7,7 +7,7 @@ import pytest
 
 from tensorforge.elastic import WorkerId
 from tensorforge.elastic.coordinator.journal import LEASES, Journal
-from tensorforge.elastic.coordinator.machine.journal_records import (
+from tensorforge.elastic.coordinator.journal_records import (
     Decided,
     RunEnded,
     RunResumed,

@@ -3,9 +3,8 @@
 import pytest
 
 from tensorforge.elastic import ElasticTrainingConfig
-from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.cluster_state import Phase
-from tensorforge.elastic.protocol import messages
+from tensorforge.elastic.protocol import commands, messages
 from tensorforge.testing.control import SimulatedCluster
 
 RESCALE = 30.0
@@ -76,7 +75,7 @@ def test_one_member_that_is_known_to_be_dead_ends_the_whole_group():
     cluster = running("a", "b", "c")
     cluster.join("new")
     _a, b, _c = cut_off(cluster, "a", "b", "c")
-    cluster.feed(inputs.Exited("b", "exit code 137", b.pid))
+    cluster.feed(commands.ReportExit("b", "exit code 137", b.pid))
     assert members(cluster) == ["new"]
     cluster.settle(step=1)
     assert phase(cluster) is Phase.ACTIVE
@@ -86,8 +85,8 @@ def test_the_exit_of_another_process_of_that_name_proves_nothing():
     cluster = running("a", "b")
     cluster.join("new")
     cut_off(cluster, "a", "b")
-    cluster.feed(inputs.Exited("b", "exit code 137", 4242))
-    cluster.feed(inputs.Exited("stranger", "exit code 137", None))
+    cluster.feed(commands.ReportExit("b", "exit code 137", 4242))
+    cluster.feed(commands.ReportExit("stranger", "exit code 137", None))
     assert phase(cluster) is Phase.PAUSED
 
 
@@ -133,9 +132,9 @@ def test_a_group_that_was_told_to_form_counts_before_everybody_confirmed_it():
     assert phase(cluster) is Phase.FORMING
     cluster.join("new")
     a, _b = cut_off(cluster, "a", "b")
-    cluster.feed(inputs.Exited("c", "exit code 137", c.pid))
+    cluster.feed(commands.ReportExit("c", "exit code 137", c.pid))
     assert phase(cluster) is Phase.PAUSED, "c was needed by generation 1, not by 2"
-    cluster.feed(inputs.Exited("a", "exit code 137", a.pid))
+    cluster.feed(commands.ReportExit("a", "exit code 137", a.pid))
     assert members(cluster) == ["new"]
     assert phase(cluster) is Phase.RESCALING
 
@@ -150,7 +149,7 @@ def test_a_restarted_coordinator_is_as_careful(is_known_dead):
     cluster.pass_time(15)
     assert phase(cluster) is Phase.PAUSED
     if is_known_dead:
-        cluster.feed(inputs.Exited("a", "exit code 137", a.pid))
+        cluster.feed(commands.ReportExit("a", "exit code 137", a.pid))
     assert phase(cluster) is (Phase.RESCALING if is_known_dead else Phase.PAUSED)
 
 
@@ -161,7 +160,7 @@ def test_a_group_that_never_comes_back_ends_the_run_with_advice():
     cluster.pass_time(RESCALE)
     ended = new.last(messages.Ended)
     assert ended.outcome == "aborted"
-    assert "nobody of generation 1 came back within 30000 ms" in ended.reason
+    assert "no member of generation 1 came back within 30000 ms" in ended.reason
     assert "--again" in ended.reason
 
 

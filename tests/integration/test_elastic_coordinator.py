@@ -175,6 +175,6 @@ def test_a_worker_without_a_coordinator_says_so_in_bounded_time():
 def test_a_taken_name_is_refused_at_connection():
     with cluster(1) as (coordinator, _):
         twin = ElasticWorker(WorkerId("w0", "127.0.0.1", 0), CONFIG)
-        with pytest.raises(ConflictError, match="a living worker has the id w0"):
+        with pytest.raises(ConflictError, match="a connected worker has the id w0"):
             twin.connect_to_cluster(coordinator.address)
         assert coordinator.status().generation == 1

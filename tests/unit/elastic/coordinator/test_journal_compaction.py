@@ -6,10 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorforge.elastic import WorkerId
-from tensorforge.elastic.coordinator import journal
+from tensorforge.elastic.coordinator import journal, journal_records
 from tensorforge.elastic.coordinator.journal import ENTRIES, Journal
-from tensorforge.elastic.coordinator.machine import journal_records
-from tensorforge.elastic.coordinator.machine.journal_records import (
+from tensorforge.elastic.coordinator.journal_records import (
     Decided,
     RunEnded,
     RunResumed,

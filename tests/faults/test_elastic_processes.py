@@ -42,7 +42,7 @@ def test_a_killed_worker_is_noticed_at_once_and_the_others_go_on(tmp_path):
         view = local.wait_until_active({"w0", "w2"})
         record = view.rescales[-1]
         assert record.urgent
-        assert "its stream broke" in record.removed["w1"]
+        assert "its stream broke" in str(record.removed["w1"])
         assert view.generation == before + 1
         assert local.workers["w0"].process.poll() is None
 
@@ -93,7 +93,7 @@ def test_a_worker_lost_while_the_coordinator_was_away_is_noticed(tmp_path):
         local.start_coordinator(port)
         view = local.wait_until_active({"w0", "w1"})
         assert view.generation == before + 1
-        assert "did not come back" in view.rescales[-1].removed["w2"]
+        assert "did not come back" in str(view.rescales[-1].removed["w2"])
 
 
 def test_a_worker_behind_a_cut_network_is_replaced_and_rejoins_when_it_heals(tmp_path):
