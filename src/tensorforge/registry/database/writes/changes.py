@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from tensorforge.registry.database import audit, outbox
 from tensorforge.registry.database.rows import insertion_if_absent
-from tensorforge.registry.database.schema import AUDIT_HEAD
+from tensorforge.registry.database.tables import AUDIT_HEAD
 
 _ADD_HEAD = insertion_if_absent(AUDIT_HEAD, [column.name for column in AUDIT_HEAD.columns])
 

@@ -7,11 +7,11 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.registry.making import S, bring, metadata
+from tests.unit.registry.sample_values import S, bring, metadata
 
 from tensorforge.registry import Lineage, ModelRegistry
-from tensorforge.registry.service.mlflow_documents import VERSION_DOCUMENT
-from tensorforge.registry.service.mlflow_wire import STATE_TAG, VERSION_TAG, version_body
+from tensorforge.registry.service.mlflow.mlflow_documents import VERSION_DOCUMENT
+from tensorforge.registry.service.mlflow.mlflow_wire import STATE_TAG, VERSION_TAG, version_body
 
 NASTY = "\"quoted\" \\ back\\slash\n\r\t\b\x01\x1b\x7f\u2028 '' %s %d {0} ,\n é 漢 \U0001f600 null"
 

@@ -21,7 +21,7 @@ import sqlalchemy as sa
 from tensorforge.errors import InvalidInputError
 from tensorforge.registry.database.expressions import Joined, Quoted, constant
 from tensorforge.registry.database.rows import MODEL_QUERY, VERSION_ORDER, VERSION_QUERY
-from tensorforge.registry.database.schema import MODEL_TAGS, MODELS, VERSION_TAGS, VERSIONS
+from tensorforge.registry.database.tables import MODEL_TAGS, MODELS, VERSION_TAGS, VERSIONS
 from tensorforge.registry.domain.filters import (
     Comparison,
     Literal,

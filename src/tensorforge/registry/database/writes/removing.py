@@ -8,11 +8,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from tensorforge.errors import ConflictError
-from tensorforge.registry.database import changes
 from tensorforge.registry.database.audit import AuditFact
-from tensorforge.registry.database.descriptions import touch_model
 from tensorforge.registry.database.rows import version_of
-from tensorforge.registry.database.schema import (
+from tensorforge.registry.database.tables import (
     ALIASES,
     MODEL_TAGS,
     MODELS,
@@ -21,6 +19,8 @@ from tensorforge.registry.database.schema import (
     VERSION_TAGS,
     VERSIONS,
 )
+from tensorforge.registry.database.writes import changes
+from tensorforge.registry.database.writes.descriptions import touch_model
 from tensorforge.registry.domain.deployment_lifecycle import SERVING_STATES
 from tensorforge.registry.domain.models import Actor
 from tensorforge.storage.prepared import Row

@@ -22,8 +22,8 @@ from tensorforge.errors import (
     NotFoundError,
     TransitionError,
 )
-from tensorforge.registry.database.transitions import FORCE
-from tensorforge.registry.database.transitions import Request as MoveRequest
+from tensorforge.registry.database.writes.transitions import FORCE
+from tensorforge.registry.database.writes.transitions import Request as MoveRequest
 from tensorforge.registry.domain.deployment_lifecycle import (
     DEPLOYMENT_LIFECYCLE,
     DeploymentState,
@@ -41,8 +41,8 @@ from tensorforge.registry.service.endpoints import (
     read_limited,
 )
 from tensorforge.registry.service.error_responses import json_response
-from tensorforge.registry.service.mlflow_documents import VERSION_DOCUMENT
-from tensorforge.registry.service.mlflow_wire import (
+from tensorforge.registry.service.mlflow.mlflow_documents import VERSION_DOCUMENT
+from tensorforge.registry.service.mlflow.mlflow_wire import (
     PREFIX,
     STAGES,
     Aliased,

@@ -1,7 +1,7 @@
 import pytest
 
 from tensorforge.errors import ConfigurationError
-from tensorforge.registry.limits import Limits, RateLimiter
+from tensorforge.registry.service.limits import Limits, RateLimiter
 
 
 def test_a_burst_is_allowed_then_the_rate_holds():

@@ -10,9 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tensorforge.errors import AlreadyExistsError, ConflictError, InvalidInputError
-from tensorforge.registry.database import changes
 from tensorforge.registry.database.audit import AuditFact
-from tensorforge.registry.database.labels import insert_tags
 from tensorforge.registry.database.rows import (
     VERSION_ORDER,
     decode_tensors,
@@ -24,8 +22,10 @@ from tensorforge.registry.database.rows import (
     shape_of,
     version_of,
 )
-from tensorforge.registry.database.schema import MODELS, TENSORS, VERSION_TAGS, VERSIONS
+from tensorforge.registry.database.tables import MODELS, TENSORS, VERSION_TAGS, VERSIONS
 from tensorforge.registry.database.times import from_micros, to_micros
+from tensorforge.registry.database.writes import changes
+from tensorforge.registry.database.writes.labels import insert_tags
 from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
 from tensorforge.registry.domain.models import Actor, Lineage, ModelMetadata, Shape, TensorSpec
 from tensorforge.registry.domain.names import MAX_TEXT, check_name, check_tags, check_text

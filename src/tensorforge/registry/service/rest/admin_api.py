@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from tensorforge.errors import IntegrityError, InvalidInputError
 from tensorforge.registry.database.outbox import Outbox, Webhook
 from tensorforge.registry.database.times import to_micros
-from tensorforge.registry.service.admin_wire import (
+from tensorforge.registry.service.operations import Call, Operation, Reply
+from tensorforge.registry.service.rest.admin_wire import (
     AuditState,
     CreateWebhook,
     DeliveryAnswer,
@@ -15,7 +16,6 @@ from tensorforge.registry.service.admin_wire import (
     WebhookAnswer,
     WebhookList,
 )
-from tensorforge.registry.service.operations import Call, Operation, Reply
 from tensorforge.registry.service.shared_wire import LimitQuery
 from tensorforge.registry.tokens import Scope
 

@@ -11,9 +11,20 @@ from typing import Any
 import sqlalchemy as sa
 
 from tensorforge.errors import InvalidInputError, NotFoundError
-from tensorforge.registry.comparison import VersionDiff, compare
 from tensorforge.registry.database import audit
 from tensorforge.registry.database.audit import AuditEntry, AuditHead
+from tensorforge.registry.database.reads.comparison import VersionDiff, compare
+from tensorforge.registry.database.reads.search import (
+    MAX_PAGE,
+    MODEL_SEARCH,
+    VERSION_SEARCH,
+    Document,
+    Page,
+    Wanted,
+    Within,
+    find_documents,
+    find_page,
+)
 from tensorforge.registry.database.rows import (
     VERSION_BY_ALIAS,
     VERSION_BY_NUMBER,
@@ -35,18 +46,7 @@ from tensorforge.registry.database.rows import (
     validation_query,
     version_of,
 )
-from tensorforge.registry.database.schema import AUDIT, MODELS, PRODUCTION, VERSIONS
-from tensorforge.registry.database.search import (
-    MAX_PAGE,
-    MODEL_SEARCH,
-    VERSION_SEARCH,
-    Document,
-    Page,
-    Wanted,
-    Within,
-    find_documents,
-    find_page,
-)
+from tensorforge.registry.database.tables import AUDIT, MODELS, PRODUCTION, VERSIONS
 from tensorforge.registry.database.times import to_micros
 from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
 from tensorforge.registry.domain.models import (

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from tensorforge.registry.domain.versions import ModelVersion, require_version
-from tensorforge.registry.service.models_wire import (
+from tensorforge.registry.service.operations import Call, Operation, Reply
+from tensorforge.registry.service.rest.models_wire import (
     CreateModel,
     HistoryPage,
     HistoryQuery,
@@ -22,7 +23,6 @@ from tensorforge.registry.service.models_wire import (
     model_answer,
     sla_of,
 )
-from tensorforge.registry.service.operations import Call, Operation, Reply
 from tensorforge.registry.service.shared_wire import ChangeTags, SearchQuery
 from tensorforge.registry.tokens import Scope
 

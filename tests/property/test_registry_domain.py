@@ -1,29 +1,22 @@
-"""Algebra of the registry: versions, ranges, shapes, filters, and whole histories against a model."""
+"""Laws of versions, ranges, shapes, verdicts and filters."""
 
 from __future__ import annotations
 
 import contextlib
 import math
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
-from tests.unit.registry.making import S, metadata, result, v
+from tests.unit.registry.sample_values import S, metadata, result
 
 from tensorforge.errors import (
-    AlreadyExistsError,
-    ConflictError,
     InvalidInputError,
-    TensorForgeError,
 )
 from tensorforge.registry import (
     Bump,
-    DeploymentState,
-    ModelRegistry,
     ModelVersion,
     Sla,
     assess_rollback,
-    can_transition_state,
     compare_versions,
     decide_canary,
     due_bump,
@@ -36,7 +29,6 @@ from tensorforge.registry import (
 )
 from tensorforge.registry.domain.filters import parse_filter
 from tensorforge.registry.domain.models import TensorSpec
-from tensorforge.registry.domain.names import check_name, check_tags
 from tensorforge.registry.domain.shapes import Interface
 from tensorforge.registry.domain.versions import MAX_PART
 
@@ -158,96 +150,3 @@ def test_the_best_model_does_not_depend_on_the_order(pool, random):
 def test_no_filter_crashes_the_parser(text):
     with contextlib.suppress(InvalidInputError):
         parse_filter(text)
-
-
-@given(st.text(max_size=30), st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=3))
-@settings(max_examples=60)
-def test_whatever_names_are_accepted_come_back_unchanged(name, tags):
-    try:
-        check_name("model_id", name)
-        check_tags(tags)
-    except InvalidInputError:
-        return
-    with ModelRegistry() as registry:
-        registry.register(metadata(model_id=name, tags=tags))
-        kept = registry.get(name, v("1.0.0"))
-        assert kept is not None
-        assert (kept.model_id, kept.tags) == (name, dict(sorted(tags.items())))
-
-
-class RegistryHistory(RuleBasedStateMachine):
-    """Random moves on a real registry, beside a dictionary that knows what must be true."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.registry = ModelRegistry()
-        self.states: dict[str, DeploymentState] = {}
-        self.validated: set[str] = set()
-
-    names = st.sampled_from(["1.0.0", "1.1.0", "2.0.0"])
-
-    @rule(version=names)
-    def register(self, version: str) -> None:
-        try:
-            self.registry.register(metadata(version))
-        except AlreadyExistsError:
-            assert version in self.states
-        else:
-            assert version not in self.states
-            self.states[version] = S.REGISTERED
-
-    @rule(version=names)
-    def validate(self, version: str) -> None:
-        try:
-            self.registry.record_validation(result(version))
-            self.validated.add(version)
-        except TensorForgeError:
-            assert version not in self.states
-
-    @rule(version=names, requested=st.sampled_from(list(S)))
-    def move(self, version: str, requested: DeploymentState) -> None:
-        current = self.states.get(version)
-        gate = requested is S.PRODUCTION or (current, requested) == (S.VALIDATING, S.STAGING)
-        legal = current is not None and can_transition_state(current, requested)
-        may = legal and (not gate or version in self.validated)
-        try:
-            self.registry.transition_state("ranker", v(version), requested)
-        except TensorForgeError:
-            assert not may
-            return
-        assert may
-        self.states[version] = requested
-        self.validated.discard(version)
-
-    @rule()
-    def roll_back(self) -> None:
-        serving = [x for x, state in self.states.items() if state is S.PRODUCTION]
-        try:
-            done = self.registry.rollback("ranker")
-        except (ConflictError, LookupError):
-            assert len(serving) < 2
-            return
-        assert len(serving) >= 2
-        assert str(done.current) in serving
-        self.states[str(done.previous)] = S.DEPRECATED
-        self.validated.discard(str(done.previous))
-
-    @invariant()
-    def agrees_with_the_model(self) -> None:
-        for version, state in self.states.items():
-            kept = self.registry.get("ranker", v(version))
-            assert kept is not None
-            assert kept.state is state
-        if self.states:
-            production = self.registry.production("ranker")
-            serving = {x for x, state in self.states.items() if state is S.PRODUCTION}
-            assert (production is None) == (not serving)
-            assert production is None or str(production.version) in serving
-
-    def teardown(self) -> None:
-        self.registry.verify_audit()
-        self.registry.close()
-
-
-TestRegistryHistory = RegistryHistory.TestCase
-TestRegistryHistory.settings = settings(max_examples=25, stateful_step_count=25)

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 import sqlalchemy as sa
 
 from tensorforge.errors import InvalidInputError, NotFoundError
-from tensorforge.registry.database import changes
 from tensorforge.registry.database.audit import AuditFact
-from tensorforge.registry.database.descriptions import touch_model
 from tensorforge.registry.database.rows import find_version, look_for_alias, version_of
-from tensorforge.registry.database.schema import ALIASES, MODEL_TAGS, VERSION_TAGS
+from tensorforge.registry.database.tables import ALIASES, MODEL_TAGS, VERSION_TAGS
+from tensorforge.registry.database.writes import changes
+from tensorforge.registry.database.writes.descriptions import touch_model
 from tensorforge.registry.domain.models import Actor
 from tensorforge.registry.domain.names import (
     MAX_TAGS,

@@ -2,12 +2,12 @@ import itertools
 
 import pytest
 import sqlalchemy as sa
-from tests.unit.registry.making import BOSS, S, bring, metadata, v
+from tests.unit.registry.sample_values import BOSS, S, bring, metadata, v
 
 from tensorforge.errors import IntegrityError, InvalidInputError
 from tensorforge.registry import AuditHead
 from tensorforge.registry.database.audit import GENESIS
-from tensorforge.registry.database.schema import AUDIT, AUDIT_HEAD
+from tensorforge.registry.database.tables import AUDIT, AUDIT_HEAD
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from tensorforge.errors import (
     NotFoundError,
     PermissionDeniedError,
 )
-from tensorforge.registry.database import changes
 from tensorforge.registry.database.audit import AuditFact
 from tensorforge.registry.database.rows import (
     VERSION_QUERY,
@@ -30,7 +29,8 @@ from tensorforge.registry.database.rows import (
     to_sla,
     version_of,
 )
-from tensorforge.registry.database.schema import MODELS, PRODUCTION, VERSIONS
+from tensorforge.registry.database.tables import MODELS, PRODUCTION, VERSIONS
+from tensorforge.registry.database.writes import changes
 from tensorforge.registry.domain.deployment_lifecycle import (
     DEPLOYMENT_LIFECYCLE,
     DeploymentState,

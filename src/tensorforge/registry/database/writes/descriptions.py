@@ -6,10 +6,10 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tensorforge.registry.database import changes
 from tensorforge.registry.database.audit import AuditFact
 from tensorforge.registry.database.rows import to_sla, version_of
-from tensorforge.registry.database.schema import MODELS, VERSIONS
+from tensorforge.registry.database.tables import MODELS, VERSIONS
+from tensorforge.registry.database.writes import changes
 from tensorforge.registry.domain.models import Actor, Sla
 from tensorforge.storage.prepared import Row
 

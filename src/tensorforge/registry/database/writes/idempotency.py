@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from tensorforge.errors import ConflictError
-from tensorforge.registry.database.schema import IDEMPOTENCY
+from tensorforge.registry.database.tables import IDEMPOTENCY
 from tensorforge.registry.domain.versions import ModelVersion, require_version
 
 KEPT_US = 24 * 3600 * 1_000_000

@@ -4,7 +4,7 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 import pytest
-from tests.unit.registry.making import BOSS, S, bring, metadata, result, v
+from tests.unit.registry.sample_values import BOSS, S, bring, metadata, result, v
 
 from tensorforge.errors import (
     AlreadyExistsError,
@@ -25,7 +25,7 @@ from tensorforge.registry import (
     TensorSpec,
     can_transition_state,
 )
-from tensorforge.registry.database.idempotency import RequestKey
+from tensorforge.registry.database.writes.idempotency import RequestKey
 from tensorforge.registry.domain.versions import MAX_PART
 
 TOP = f"{MAX_PART}.{MAX_PART}.{MAX_PART}"

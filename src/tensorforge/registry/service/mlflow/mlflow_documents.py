@@ -7,9 +7,9 @@ from typing import Any
 import sqlalchemy as sa
 
 from tensorforge.registry.database.expressions import Filled, Joined, ObjectOf, Quoted, constant
-from tensorforge.registry.database.schema import ALIASES, MODELS, VERSION_TAGS, VERSIONS
-from tensorforge.registry.database.search import Document
-from tensorforge.registry.service.mlflow_wire import STAGES, STATE_TAG, VERSION_TAG
+from tensorforge.registry.database.reads.search import Document
+from tensorforge.registry.database.tables import ALIASES, MODELS, VERSION_TAGS, VERSIONS
+from tensorforge.registry.service.mlflow.mlflow_wire import STAGES, STATE_TAG, VERSION_TAG
 
 _MILLI = sa.literal_column("1000", sa.BigInteger)
 

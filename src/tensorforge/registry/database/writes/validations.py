@@ -7,16 +7,16 @@ import json
 import sqlalchemy as sa
 
 from tensorforge.errors import InvalidInputError
-from tensorforge.registry.database import changes
 from tensorforge.registry.database.audit import AuditFact
-from tensorforge.registry.database.registering import check_whole
 from tensorforge.registry.database.rows import (
     find_version,
     or_null,
     to_validation,
     validation_query,
 )
-from tensorforge.registry.database.schema import VALIDATIONS
+from tensorforge.registry.database.tables import VALIDATIONS
+from tensorforge.registry.database.writes import changes
+from tensorforge.registry.database.writes.registering import check_whole
 from tensorforge.registry.domain.models import Actor, ValidationRecord, ValidationResult
 from tensorforge.registry.domain.names import check_text
 from tensorforge.storage.prepared import Row

@@ -5,13 +5,12 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from tensorforge.registry.database.search import Page
+from tensorforge.registry.database.reads.search import Page
 from tensorforge.registry.domain.models import ModelMetadata
 from tensorforge.registry.domain.version_ranges import parse_range
 from tensorforge.registry.domain.versions import require_version
 from tensorforge.registry.service.operations import Call, Operation, Reply
-from tensorforge.registry.service.shared_wire import ChangeTags, LimitQuery, SearchQuery
-from tensorforge.registry.service.validations_wire import (
+from tensorforge.registry.service.rest.validations_wire import (
     CanaryAnswer,
     RecordValidation,
     ValidationAnswer,
@@ -19,7 +18,7 @@ from tensorforge.registry.service.validations_wire import (
     canary_answer,
     validation_answer,
 )
-from tensorforge.registry.service.versions_wire import (
+from tensorforge.registry.service.rest.versions_wire import (
     CreatedVersion,
     CreateVersion,
     DiffAnswer,
@@ -35,6 +34,7 @@ from tensorforge.registry.service.versions_wire import (
     due_answer,
     version_answer,
 )
+from tensorforge.registry.service.shared_wire import ChangeTags, LimitQuery, SearchQuery
 from tensorforge.registry.tokens import Scope
 
 _VERSIONS = "/api/v1/models/{model_id}/versions"

@@ -8,7 +8,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from tensorforge.registry.comparison import VersionDiff
+from tensorforge.registry.database.reads.comparison import VersionDiff
 from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
 from tensorforge.registry.domain.models import Lineage, ModelMetadata, TensorSpec
 from tensorforge.registry.domain.shapes import DueBump

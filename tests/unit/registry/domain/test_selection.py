@@ -2,7 +2,7 @@ import itertools
 import math
 
 import pytest
-from tests.unit.registry.making import metadata, result
+from tests.unit.registry.sample_values import metadata, result
 
 from tensorforge.errors import InvalidInputError
 from tensorforge.registry import (

@@ -2,7 +2,7 @@ import base64
 import json
 
 import pytest
-from tests.unit.registry.making import S, bring, metadata, v
+from tests.unit.registry.sample_values import S, bring, metadata, v
 
 from tensorforge.errors import InvalidInputError
 from tensorforge.registry import ModelRegistry, parse_range

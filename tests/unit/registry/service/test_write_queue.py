@@ -8,7 +8,7 @@ import sys
 import threading
 
 import pytest
-from tests.unit.registry.making import metadata
+from tests.unit.registry.sample_values import metadata
 
 from tensorforge.errors import AlreadyExistsError, ClosedError, UnavailableError
 from tensorforge.registry import DeploymentState, ModelRegistry
