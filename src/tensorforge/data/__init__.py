@@ -26,14 +26,6 @@ Only `loader` needs torch, and is imported when it is asked for; numpy is import
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tensorforge.data.packed_dataset import (
-    Origin,
-    PackedDataset,
-    pack_array,
-    pack_records,
-    token_windows,
-)
-from tensorforge.data.plan.history import HistoryProof, HistoryWriter, prove_history
 from tensorforge.data.plan.intervals import IntervalSet
 from tensorforge.data.plan.ledger import Ledger, LedgerProof
 from tensorforge.data.plan.order import Order, ShardLocalOrder, ShuffledOrder
@@ -41,11 +33,23 @@ from tensorforge.data.plan.plan import DataRedistributionPlan, DataTransfer
 from tensorforge.data.plan.plan_validation import PlanProblem, PlanProblemKind, PlanValidation
 from tensorforge.data.plan.redistributor import DataRedistributor
 from tensorforge.data.plan.shards import DataShard, partition
-from tensorforge.data.shard_store import DatasetInfo, ShardStore
-from tensorforge.data.transfer.buffers import BufferPool, HostBuffers
-from tensorforge.data.transfer.segment import SampleSchema
+from tensorforge.data.segments.packed_dataset import (
+    Origin,
+    PackedDataset,
+    pack_array,
+    pack_records,
+    token_windows,
+)
+from tensorforge.data.segments.segment import SampleSchema
+from tensorforge.data.segments.shard_store import DatasetInfo, ShardStore
+from tensorforge.data.step_history import HistoryProof, HistoryWriter, prove_history
+from tensorforge.data.transfer.chunk_buffers import BufferPool, HostBuffers
 from tensorforge.data.transfer.shard_server import ShardServer
-from tensorforge.data.transfer.transfer import DataTransferManager, TransferJob, TransferReport
+from tensorforge.data.transfer.transfer_manager import (
+    DataTransferManager,
+    TransferJob,
+    TransferReport,
+)
 
 if TYPE_CHECKING:
     from tensorforge.data.shard_loader import LoaderOptions, ShardBatch, ShardLoader, StepLoader

@@ -216,7 +216,7 @@ def test_a_damaged_or_incomplete_packing_is_found():
 def test_the_arena_of_the_memory_pool_lends_chunk_buffers(tmp_path):
     from tensorforge.cluster.workers import WorkerId
     from tensorforge.data import DataTransfer, DataTransferManager, ShardServer
-    from tensorforge.data.transfer.segment import BLOCK
+    from tensorforge.data.segments.segment import BLOCK
     from tensorforge.memory import TensorArena
 
     info = DatasetInfo(size=40, schema=SampleSchema(dtype="|u1", shape=(100_000,)))

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorforge.data import DatasetInfo, IntervalSet, SampleSchema, ShardStore
-from tensorforge.data.transfer.segment import BLOCK, HEADER, Segment, segment_name
+from tensorforge.data.segments.segment import BLOCK, HEADER, Segment, segment_name
 from tensorforge.errors import (
     ClosedError,
     ConflictError,

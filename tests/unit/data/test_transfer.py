@@ -27,7 +27,7 @@ from tensorforge.data import (
     pack_array,
     partition,
 )
-from tensorforge.data.transfer.segment import BLOCK, HEADER, segment_name
+from tensorforge.data.segments.segment import BLOCK, HEADER, segment_name
 from tensorforge.errors import (
     AuthenticationError,
     ClosedError,

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import Final, Self
 
-from tensorforge.data.shard_store import ShardStore, checksum_of_checksums
-from tensorforge.data.transfer.segment import BLOCK
-from tensorforge.data.transfer.stream import RangeStream
+from tensorforge.data.segments.range_stream import RangeStream
+from tensorforge.data.segments.segment import BLOCK
+from tensorforge.data.segments.shard_store import ShardStore, checksum_of_checksums
 from tensorforge.data.transfer.wire_protocol import (
     CHUNK_HEADER,
     NONCE_BYTES,

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tensorforge.data.transfer.segment import BLOCK, Segment, block_count, checksum, find_segment
+from tensorforge.data.segments.segment import BLOCK, Segment, block_count, checksum, find_segment
 from tensorforge.errors import NotFoundError
 
 

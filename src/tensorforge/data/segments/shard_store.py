@@ -23,7 +23,8 @@ from types import TracebackType
 from typing import Any, Self, cast
 
 from tensorforge.data.plan.intervals import IntervalSet
-from tensorforge.data.transfer.segment import (
+from tensorforge.data.segments.range_stream import RangeStream
+from tensorforge.data.segments.segment import (
     BLOCK,
     HEADER,
     SampleSchema,
@@ -36,7 +37,6 @@ from tensorforge.data.transfer.segment import (
     parse_name,
     segment_name,
 )
-from tensorforge.data.transfer.stream import RangeStream
 from tensorforge.encoding import decode, encode
 from tensorforge.errors import (
     CapacityError,

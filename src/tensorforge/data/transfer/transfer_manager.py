@@ -14,12 +14,12 @@ from typing import Self
 from tensorforge.capacity import RollingWindow
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.data.packed_dataset import Origin
 from tensorforge.data.plan.plan import DataRedistributionPlan, DataTransfer
-from tensorforge.data.shard_store import ShardStore
-from tensorforge.data.transfer.buffers import BufferPool, HostBuffers
-from tensorforge.data.transfer.fetch import Cancellation, Fetcher
-from tensorforge.data.transfer.segment import BLOCK
+from tensorforge.data.segments.packed_dataset import Origin
+from tensorforge.data.segments.segment import BLOCK
+from tensorforge.data.segments.shard_store import ShardStore
+from tensorforge.data.transfer.chunk_buffers import BufferPool, HostBuffers
+from tensorforge.data.transfer.shard_fetcher import Cancellation, Fetcher
 from tensorforge.data.transfer.wire_protocol import Credentials
 from tensorforge.errors import (
     AuthenticationError,

@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.data.packed_dataset import Origin
 from tensorforge.data.plan.shards import DataShard
-from tensorforge.data.shard_store import PartFile, ShardStore, checksum_of_checksums
-from tensorforge.data.transfer.buffers import BufferHandle, BufferPool, HostBuffers
-from tensorforge.data.transfer.segment import BLOCK, checksum
+from tensorforge.data.segments.packed_dataset import Origin
+from tensorforge.data.segments.segment import BLOCK, checksum
+from tensorforge.data.segments.shard_store import PartFile, ShardStore, checksum_of_checksums
+from tensorforge.data.transfer.chunk_buffers import BufferHandle, BufferPool, HostBuffers
 from tensorforge.data.transfer.wire_protocol import (
     CHUNK_HEADER,
     NONCE_BYTES,

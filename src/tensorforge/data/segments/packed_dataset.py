@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from tensorforge.data.plan.intervals import IntervalSet
 from tensorforge.data.plan.order import ShuffledOrder
 from tensorforge.data.plan.shards import partition
-from tensorforge.data.shard_store import DatasetInfo, body_of
-from tensorforge.data.transfer.segment import (
+from tensorforge.data.segments.range_stream import RangeStream
+from tensorforge.data.segments.segment import (
     BLOCK,
     SampleSchema,
     Segment,
@@ -24,7 +24,7 @@ from tensorforge.data.transfer.segment import (
     parse_name,
     segment_name,
 )
-from tensorforge.data.transfer.stream import RangeStream
+from tensorforge.data.segments.shard_store import DatasetInfo, body_of
 from tensorforge.errors import EncodingError, InvalidInputError, NotFoundError
 from tensorforge.storage.blobs import BlobStore
 
