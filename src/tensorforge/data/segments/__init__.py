@@ -1,1 +1,4 @@
-"""Samples on a disk: the file format of segments, the stores that hold them, and streams cut out of them."""
+"""Samples on disk: the file format, the stores made of such files, and byte streams cut out of them.
+
+samples → segment → range_stream → part_file, shard_store (one worker's folder), packed_dataset (the origin).
+"""
