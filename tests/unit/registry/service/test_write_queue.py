@@ -13,7 +13,7 @@ from tests.unit.registry.sample_values import metadata
 from tensorforge.errors import AlreadyExistsError, ClosedError, UnavailableError
 from tensorforge.registry import DeploymentState, ModelRegistry
 from tensorforge.registry.service.write_queue import MOST, Writer
-from tensorforge.storage.batches import Batch
+from tensorforge.storage.write_batch import Batch
 
 
 @pytest.fixture

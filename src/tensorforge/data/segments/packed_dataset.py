@@ -1,7 +1,7 @@
-"""A whole data set, packed: segments on any blob store. It is the origin that shards come from first.
+"""A complete data set as segments on a blob store: the origin that workers fetch shards from.
 
-schema.json              what a sample is, and how many there are
-segments/START-STOP.tfs  as in a worker's shard store
+schema.json              the schema of a sample, and the size of the data set
+segments/START-STOP.tfs  segments, as in a worker's shard store
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Any, Protocol
 from tensorforge.data.plan.intervals import IntervalSet
 from tensorforge.data.plan.order import ShuffledOrder
 from tensorforge.data.plan.shards import partition
-from tensorforge.data.shard_store import DatasetInfo, body_of
-from tensorforge.data.transfer.segment import (
+from tensorforge.data.segments.range_stream import RangeStream
+from tensorforge.data.segments.samples import DatasetInfo, SampleSchema
+from tensorforge.data.segments.segment import (
     BLOCK,
-    SampleSchema,
     Segment,
     checksum,
     encode_header,
@@ -24,7 +24,6 @@ from tensorforge.data.transfer.segment import (
     parse_name,
     segment_name,
 )
-from tensorforge.data.transfer.stream import RangeStream
 from tensorforge.errors import EncodingError, InvalidInputError, NotFoundError
 from tensorforge.storage.blobs import BlobStore
 
@@ -32,24 +31,31 @@ _SCHEMA, _SEGMENTS = "schema.json", "segments/"
 
 
 class Origin(Protocol):
-    """Where every sample can be had, whoever died."""
+    """A source of every sample that does not depend on any worker."""
 
     def open_range(self, start: int, stop: int) -> RangeStream:
-        """The samples `[start, stop)` as the bytes that travel."""
+        """The samples `[start, stop)` as a byte stream."""
         ...
 
 
 class PackedDataset:
-    """A packed data set on a blob store, read by ranges: an origin, and a map-style data set."""
+    """A packed data set on a blob store: an `Origin`, and a map-style data set.
+
+    A store without `schema.json` is a `NotFoundError`; a missing segment is an `EncodingError`.
+    """
 
     def __init__(self, blobs: BlobStore) -> None:
         self._blobs = blobs
         try:
             found = blobs.read(_SCHEMA)
         except NotFoundError:
-            raise NotFoundError(f"{blobs.url} holds no packed data set: no {_SCHEMA}") from None
+            raise NotFoundError(
+                f"{blobs.url} contains no packed data set: it has no {_SCHEMA}"
+            ) from None
         self.info = DatasetInfo.from_json(found, f"{blobs.url}/{_SCHEMA}")
-        names = [blob.key for blob in blobs.list(_SEGMENTS) if parse_name(_file_name(blob.key))]
+        names = [
+            blob.key for blob in blobs.list(_SEGMENTS) if parse_name(blob.key.rpartition("/")[2])
+        ]
         self._segments = [self._open(key) for key in names]
         held = IntervalSet.of((segment.start, segment.stop) for segment in self._segments)
         if held != IntervalSet.span(self.info.size):
@@ -74,16 +80,15 @@ class PackedDataset:
         return self.info.schema.decode(segment.sample(index))
 
     def open_range(self, start: int, stop: int) -> RangeStream:
-        """The samples `[start, stop)` as the bytes that travel."""
+        """The samples `[start, stop)` as a byte stream."""
         if not 0 <= start <= stop <= self.info.size:
             raise InvalidInputError(f"[{start}, {stop}) is no range of [0, {self.info.size})")
         return RangeStream(self._segments, start, stop)
 
     def verify(self) -> None:
-        """Read everything and compare it with its checksums."""
+        """Compare every block with its checksum; `IntegrityError` names the first that differs."""
         for segment in self._segments:
-            for offset in range(0, segment.body_bytes, BLOCK):
-                segment.body(offset, min(BLOCK, segment.body_bytes - offset))
+            segment.verify()
 
 
 def pack_array(
@@ -94,7 +99,11 @@ def pack_array(
     shuffle_seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DatasetInfo:
-    """Pack an array-like whose first dimension counts samples, such as a memory-mapped `.npy`."""
+    """Pack an array, such as a memory-mapped `.npy` file; its first dimension counts the samples.
+
+    With `shuffle_seed` the samples are stored in a shuffled order. `progress` is called after each segment
+    with the number of samples done and of all samples.
+    """
     import numpy as np
 
     array = samples if isinstance(samples, np.ndarray) else np.asarray(samples)
@@ -114,7 +123,7 @@ def pack_records(
     shuffle_seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DatasetInfo:
-    """Pack byte strings of any length."""
+    """Pack byte strings of any length; the options are those of `pack_array`."""
     info = DatasetInfo(size=len(records), schema=SampleSchema())
     return _pack(
         blobs, info, segments, shuffle_seed, lambda indices: [records[i] for i in indices], progress
@@ -122,10 +131,10 @@ def pack_records(
 
 
 def token_windows(tokens: Any, sample_length: int) -> Any:
-    """A stream of tokens as samples of `sample_length`; what is left at the end is dropped.
+    """Cut a sequence of tokens into samples of `sample_length`; a shorter rest at the end is dropped.
 
-    Each sample shares its last token with the next one's first, so that as inputs and shifted targets no
-    token goes unlearned.
+    The last token of a sample is also the first of the next one. So every token but the first is a target
+    when inputs and targets are the sample without its last and without its first token.
     """
     import numpy as np
 
@@ -148,9 +157,9 @@ def _pack(
     fetch: Callable[[Any], Any],
     progress: Callable[[int, int], None] | None,
 ) -> DatasetInfo:
-    """Write the segments and, last, the schema: a packed data set exists exactly if its schema does.
+    """Write the segments, then the schema; a packed data set exists exactly if its schema does.
 
-    The schema is made with `create`, so that two packers do not mix.
+    The schema is written with `create`, so that of two concurrent packers only one succeeds.
     """
     order = None if shuffle_seed is None else ShuffledOrder(info.size, shuffle_seed)
     for shard in partition(info.size, min(segments, max(1, info.size))):
@@ -160,7 +169,7 @@ def _pack(
         elif info.schema.dtype is not None:
             indices = slice(shard.start_index, shard.end_index)
         if shard.size:
-            body = body_of(info.schema, shard.start_index, shard.end_index, fetch(indices))
+            body = info.schema.encode_range(shard.start_index, shard.end_index, fetch(indices))
             key = _SEGMENTS + segment_name(shard.start_index, shard.end_index)
             blobs.write(key, _file_pieces(shard.start_index, shard.end_index, body))
         if progress is not None:
@@ -177,7 +186,3 @@ def _file_pieces(start: int, stop: int, body: memoryview) -> Iterator[bytes | me
         checksums.append(checksum(block))
         yield block
     yield encode_table(checksums)
-
-
-def _file_name(key: str) -> str:
-    return key.rpartition("/")[2]

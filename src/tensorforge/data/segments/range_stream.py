@@ -1,4 +1,4 @@
-"""A range of samples as the bytes that travel: the body of the segment that it will be elsewhere."""
+"""A range of samples as a byte stream: the body that the range has, or would have, as one segment."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tensorforge.data.transfer.segment import BLOCK, Segment, block_count, checksum, find_segment
+from tensorforge.data.segments.segment import BLOCK, Segment, block_count, checksum, find_segment
 from tensorforge.errors import NotFoundError
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Neighbouring bytes of the stream that lie next to each other in a segment."""
+    """Contiguous bytes of the stream: bytes of one segment, or, without a segment, `data`."""
 
     offset: int
     length: int
@@ -22,9 +22,9 @@ class _Piece:
 
 
 class RangeStream:
-    """The samples `[start, stop)`, cut out of the segments that hold them.
+    """The samples `[start, stop)`, read from the segments that contain them.
 
-    `segments` are in order of their starts. The stream of a whole segment is its body.
+    `segments` must be sorted by their starts. The stream of exactly one segment's range is its body.
     """
 
     def __init__(self, segments: Sequence[Segment], start: int, stop: int) -> None:
@@ -56,8 +56,8 @@ class RangeStream:
     def chunk(self, number: int) -> tuple[memoryview, int]:
         """One chunk to send, and its checksum.
 
-        A chunk that is also a block of a segment is given as it lies there, not verified, with the checksum
-        that was recorded: the receiver compares them. Any other is cut out of verified bytes.
+        If the chunk is a block of a segment, these are the stored bytes and the recorded checksum; the
+        receiver compares them. Otherwise the chunk is composed of verified bytes and its checksum is new.
         """
         source = self._block_of(number)
         if source is None:
@@ -71,7 +71,7 @@ class RangeStream:
         return self.read(number * BLOCK, min(BLOCK, self.body_bytes - number * BLOCK))
 
     def block_checksum(self, number: int) -> int:
-        """The checksum of one chunk: the recorded one where there is one."""
+        """The checksum of one chunk: the recorded one if the chunk is a block of a segment."""
         source = self._block_of(number)
         if source is None:
             return checksum(self.block(number))
@@ -79,7 +79,7 @@ class RangeStream:
         return segment.recorded_checksum(index)
 
     def _block_of(self, number: int) -> tuple[Segment, int] | None:
-        """The segment and its block that a chunk is, if it is one."""
+        """The segment and block number of a chunk that is exactly one block; otherwise `None`."""
         offset = number * BLOCK
         length = min(BLOCK, self.body_bytes - offset)
         piece = self._pieces[bisect_right(self._offsets, offset) - 1]
@@ -91,7 +91,7 @@ class RangeStream:
         return piece.segment, at // BLOCK
 
     def read(self, offset: int, length: int) -> memoryview:
-        """Verified bytes of the stream, copied only where they lie apart."""
+        """Verified bytes of the stream; they are copied only if they come from several pieces."""
         found: list[memoryview] = []
         index = bisect_right(self._offsets, offset) - 1
         while length:
@@ -114,7 +114,7 @@ def _parts(segments: list[Segment], start: int, stop: int) -> list[tuple[Segment
     while start < stop:
         found = find_segment(segments, start)
         if found is None:
-            raise NotFoundError(f"sample {start} is in none of the segments")
+            raise NotFoundError(f"no segment contains sample {start}")
         end = min(stop, found.stop)
         parts.append((found, start, end))
         start = end

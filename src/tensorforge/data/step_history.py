@@ -1,14 +1,14 @@
-"""The committed steps of a run in a file, and the proof that is read from it.
+"""The committed steps of a run in a file, and the proof that every sample was consumed once.
 
-JSON lines, appended by whoever commits; one line a step:
+The file has JSON lines, appended by whichever member commits; one line is one step:
 
     {"format": "tensorforge-ledger", "version": 1, "size": 1000, "shards": 12}
     {"epoch": 0, "step": 0, "generation": 1, "taken": [[0, 32], [84, 116]]}
     {"resume": 0, "generation": 2}
 
-`resume` says that the run was started again from the state after that step: later lines before it are void.
-The same step written twice with the same content counts once, because two members may both have written
-it. A last line without its end was being written when the writer died, and is ignored.
+`resume` records that the run restarted from the state after that step: earlier lines with a later step are
+void. Two members may both write the same step; equal content counts once. An incomplete last line means that
+its writer died while writing it; it is ignored.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tensorforge.data.plan.intervals import Range
@@ -30,9 +29,10 @@ _FORMAT, _VERSION = "tensorforge-ledger", 1
 
 
 class HistoryWriter:
-    """Appends committed steps to a file; starts the file if there is none, goes on if it is the same run's.
+    """Appends committed steps to a file, which is created if missing.
 
-    Each line is one write to a file opened for appending, so that lines of several writers never mix.
+    A file with another run's header is a `ConflictError`. Each line is one write to a file opened for
+    appending, so lines of several writers never mix.
     """
 
     def __init__(self, path: str | Path, size: int, shards: int) -> None:
@@ -55,24 +55,24 @@ class HistoryWriter:
         if found != header:
             raise ConflictError(f"{self.path} is another run's history: {found}")
         if os.pread(self._descriptor, 1, end - 1) != b"\n":
-            os.write(self._descriptor, b"\n")  # ends the line that a dead writer left unfinished
+            os.write(self._descriptor, b"\n")  # ends an incomplete line of a writer that died
 
     def append(
         self, epoch: int, step: int, taken: Iterable[DataShard | Range], generation: int = 0
     ) -> None:
-        """Record that `step` was committed with these positions."""
+        """Record that `step` was committed and consumed these positions."""
         ranges = [as_range(item) for item in taken]
         self._write({"epoch": epoch, "step": step, "generation": generation, "taken": ranges})
 
     def resume(self, step: int, generation: int = 0) -> None:
-        """Record that the run goes on from the state after `step`; what came later is void."""
+        """Record that the run continues from the state after `step`; later steps are void."""
         self._write({"resume": step, "generation": generation})
 
     def _write(self, record: dict[str, Any]) -> None:
         os.write(self._descriptor, json.dumps(record, separators=(",", ":")).encode() + b"\n")
 
     def close(self) -> None:
-        """Stop writing; closing again changes nothing."""
+        """Close the file; closing again changes nothing."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -80,18 +80,13 @@ class HistoryWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryProof:
-    """What a history proves: for each epoch that every position was taken at most once, and what is left."""
+    """The proof for each epoch that no position was consumed twice, and the ledger after the last step."""
 
     epochs: tuple[LedgerProof, ...]
     ledger: Ledger
@@ -100,12 +95,12 @@ class HistoryProof:
 
     @property
     def is_complete(self) -> bool:
-        """Whether every epoch is over."""
+        """Whether every epoch is complete."""
         return all(proof.is_complete for proof in self.epochs)
 
 
 def prove_history(path: str | Path) -> HistoryProof:
-    """Replay a history from nothing and prove exactly-once; otherwise `IntegrityError` names the step."""
+    """Replay a history and prove that no sample was consumed twice; `IntegrityError` names the wrong step."""
     records = _records(Path(path))
     header = next(records)
     commits, voided, generations = _valid_commits(records)
@@ -126,7 +121,7 @@ def prove_history(path: str | Path) -> HistoryProof:
 
 
 def _valid_commits(records: Iterable[dict[str, Any]]) -> tuple[list[dict[str, Any]], int, int]:
-    """The commits that no resume made void, how many were void, and how many generations wrote."""
+    """The commits that are not void, the number of void ones, and the number of generations."""
     commits: list[dict[str, Any]] = []
     known: dict[int, dict[str, Any]] = {}
     voided, generations = 0, set()
@@ -144,7 +139,9 @@ def _valid_commits(records: Iterable[dict[str, Any]]) -> tuple[list[dict[str, An
             known[record["step"]] = record
             commits.append(record)
         elif (earlier["epoch"], earlier["taken"]) != (record["epoch"], record["taken"]):
-            raise IntegrityError(f"step {record['step']} was committed twice, with other samples")
+            raise IntegrityError(
+                f"step {record['step']} was committed twice, with different samples"
+            )
     return commits, voided, len(generations)
 
 
@@ -153,9 +150,9 @@ def _records(path: Path) -> Iterator[dict[str, Any]]:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
         raise NotFoundError(f"there is no ledger history at {path}") from None
-    lines.pop()  # empty after the last line's end, or a line that its writer did not finish
+    lines.pop()  # empty, or an incomplete last line
     if not lines:
-        raise EncodingError(f"{path} is empty: it has not even a header")
+        raise EncodingError(f"{path} is empty: it has no header")
     header = _parse(lines[0], 1)
     if header.get("format") != _FORMAT or header.get("version") != _VERSION:
         raise EncodingError(f"{path} is not a ledger history of version {_VERSION}")
@@ -175,7 +172,7 @@ def _parse(line: bytes, number: int, *, torn_allowed: bool = False) -> dict[str,
             return record
     except ValueError:
         if torn_allowed and not line.endswith(b"}"):
-            return {}  # a writer died in this line and the next one ended it
+            return {}  # its writer died, and the next writer ended the line
     raise EncodingError(f"line {number} is not a record of a ledger history: {line[:60]!r}")
 
 

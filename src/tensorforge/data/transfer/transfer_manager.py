@@ -1,4 +1,4 @@
-"""The execution of a plan: this worker fetches what it is assigned, while training goes on."""
+"""The execution of a redistribution plan: this worker fetches its shards while training continues."""
 
 from __future__ import annotations
 
@@ -8,18 +8,17 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from tensorforge.capacity import RollingWindow
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.data.packed_dataset import Origin
 from tensorforge.data.plan.plan import DataRedistributionPlan, DataTransfer
-from tensorforge.data.shard_store import ShardStore
-from tensorforge.data.transfer.buffers import BufferPool, HostBuffers
-from tensorforge.data.transfer.fetch import Cancellation, Fetcher
-from tensorforge.data.transfer.segment import BLOCK
+from tensorforge.data.segments.packed_dataset import Origin
+from tensorforge.data.segments.segment import BLOCK
+from tensorforge.data.segments.shard_store import ShardStore
+from tensorforge.data.transfer.chunk_buffers import BufferPool, HostBuffers
+from tensorforge.data.transfer.shard_fetcher import Cancellation, ShardFetcher
 from tensorforge.data.transfer.wire_protocol import Credentials
 from tensorforge.errors import (
     AuthenticationError,
@@ -39,7 +38,7 @@ _RATE_WINDOW_SECONDS = 30.0
 
 @dataclass(frozen=True, slots=True)
 class TransferReport:
-    """What the execution of a plan came to."""
+    """What the execution of a plan transferred; `already_held` counts transfers that were not needed."""
 
     transfers: int
     samples: int
@@ -51,7 +50,7 @@ class TransferReport:
 
 
 class TransferJob:
-    """A plan under way. Its transfers run in threads of their own; `wait` ends it."""
+    """The running transfers of one plan, in threads of their own; `wait` returns their report."""
 
     def __init__(self, moves: Iterable[DataTransfer]) -> None:
         self.cancellation = Cancellation()
@@ -63,13 +62,13 @@ class TransferJob:
         self._started = time.monotonic()
 
     def cancel(self) -> None:
-        """Stop as soon as possible; what was verified is kept for the next attempt."""
+        """Stop as soon as possible; verified blocks are kept for the next attempt."""
         self.cancellation.cancel()
         for future in self.futures.values():
             future.cancel()
 
     def wait_for(self, start: int, stop: int, timeout: float | None = None) -> None:
-        """Wait until everything on its way for the samples `[start, stop)` has arrived, or raise."""
+        """Wait until every transfer that brings samples of `[start, stop)` is done; raise if one failed."""
         needed = [
             future
             for move, future in self.futures.items()
@@ -82,9 +81,9 @@ class TransferJob:
             future.result()
 
     def wait(self, timeout: float | None = None) -> TransferReport:
-        """Wait for all transfers; `TransferError` names every one that failed, and why.
+        """Wait for all transfers; a `TransferError` names every one that failed, with its error.
 
-        `DeadlineExceededError` if they are not done in time; they go on.
+        If they are not done after `timeout` seconds: `DeadlineExceededError`, and they continue.
         """
         if wait(self.futures.values(), timeout).not_done:
             raise DeadlineExceededError(f"the plan's transfers are not done after {timeout} s")
@@ -114,11 +113,11 @@ class TransferJob:
 
 
 class DataTransferManager:
-    """Fetches this worker's part of a plan: most urgent first, so many at once, the next when one is done.
+    """Fetches this worker's shards of a plan, most urgent first, up to `max_concurrent_transfers` at once.
 
-    Each transfer goes on where an earlier attempt ended, is tried again as `retry` says, and comes from
-    the origin store when its source cannot give it. `buffers` bounds the memory of chunks on their way; when
-    it is used up, senders wait. With `config.use_parallel_data_transfer` off, transfers go one by one.
+    A transfer continues where an earlier attempt ended and is retried as `retry` says. If its source
+    cannot serve it, the origin does. `buffers` bounds the memory of chunks being received; senders wait while
+    it is used up. If `config.use_parallel_data_transfer` is false, transfers run one after the other.
     """
 
     def __init__(
@@ -144,7 +143,7 @@ class DataTransferManager:
         self.max_concurrent_transfers = max_concurrent_transfers if parallel else 1
         self.worker, self.generation = worker, generation
         self._retry = retry or RetryPolicy(max_attempts=5, base_delay=0.05, max_delay=2.0)
-        self._fetcher = Fetcher(
+        self._fetcher = ShardFetcher(
             store=store,
             name=str(worker),
             origin=origin,
@@ -161,14 +160,14 @@ class DataTransferManager:
         self._closed = False
 
     def execute(self, plan: DataRedistributionPlan, timeout: float | None = None) -> TransferReport:
-        """Fetch everything that `plan` assigns to this worker and return when it is here."""
+        """Fetch everything that `plan` assigns to this worker, and return when it has arrived."""
         return self.start(plan).wait(timeout)
 
     def start(self, plan: DataRedistributionPlan) -> TransferJob:
-        """Begin to fetch, and return at once: training goes on while shards move.
+        """Begin to fetch this worker's shards and return at once.
 
-        A plan of an older generation than this manager's is a `StaleGenerationError`; a newer one makes
-        its generation this manager's, and cancels what is under way for the older.
+        A plan of an older generation than this manager's is a `StaleGenerationError`. A plan of a newer one
+        cancels all running transfers, and its generation becomes this manager's.
         """
         if plan.generation < self.generation:
             raise StaleGenerationError(
@@ -180,7 +179,7 @@ class DataTransferManager:
         return self.launch(plan.transfers_to(self.worker))
 
     def launch(self, moves: Iterable[DataTransfer]) -> TransferJob:
-        """Begin to fetch these transfers, in this order."""
+        """Begin these transfers in the given order, and return at once."""
         if self._closed:
             raise ClosedError("the transfer manager was closed")
         job = TransferJob(moves)
@@ -194,7 +193,7 @@ class DataTransferManager:
         return job
 
     def transfer(self, transfer: DataTransfer, *, generation: int | None = None) -> TransferReport:
-        """Carry one transfer to this worker now."""
+        """Execute one transfer to this worker, and return when it is done."""
         if transfer.destination_worker != self.worker:
             raise ConfigurationError(
                 "destination_worker",
@@ -206,9 +205,9 @@ class DataTransferManager:
         return self.launch([transfer]).wait()
 
     def samples_per_second(self) -> float | None:
-        """What was received lately per second of receiving; `None` before anything was.
+        """The samples received per second of receiving, lately; `None` before any were received.
 
-        Plans take it to estimate when their transfers will be done.
+        A plan uses this rate to estimate when its transfers will be done.
         """
         with self._lock:
             now = self._clock()
@@ -216,7 +215,7 @@ class DataTransferManager:
             return self._rate.total(now) / seconds if seconds > 0 else None
 
     def close(self) -> None:
-        """Cancel what is under way and wait for its threads; closing again changes nothing."""
+        """Cancel all running transfers and wait for their threads; closing again changes nothing."""
         self._closed = True
         for pool in self._cancel_all():
             pool.shutdown(wait=True)
@@ -290,12 +289,7 @@ class DataTransferManager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -89,7 +89,7 @@ def test_times_come_from_the_measured_rate():
     [
         ({"total_dataset_size": -1}, "total_dataset_size = -1"),
         ({"total_dataset_size": 1.5}, "total_dataset_size = 1.5"),
-        ({"consumed": IntervalSet(((5, 11),))}, "reaches beyond 10"),
+        ({"consumed": IntervalSet(((5, 11),))}, "reaches beyond the 10 samples"),
         (
             {"ownership": {A: IntervalSet(((0, 5),)), B: IntervalSet(((4, 6),))}},
             r"\[4, 5\) has two holders",
@@ -105,7 +105,7 @@ def test_a_wrong_question_gets_a_clear_answer(arguments, message):
 def test_shards_that_are_no_partition_are_refused():
     with pytest.raises(InvalidInputError, match="at least 1"):
         FULL.calculate_shard_plan(*topologies([], [A]), [])
-    with pytest.raises(InvalidInputError, match="does not go on from 5"):
+    with pytest.raises(InvalidInputError, match="does not start at 5"):
         FULL.calculate_shard_plan(*topologies([], [A]), [DataShard(0, 0, 5), DataShard(1, 6, 9)])
 
 

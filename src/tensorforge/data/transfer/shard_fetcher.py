@@ -1,4 +1,4 @@
-"""A worker's side that takes: one range from a peer or from the origin into the local store."""
+"""The client side of a transfer: fetch one range from a peer or the origin into the local store."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.data.packed_dataset import Origin
 from tensorforge.data.plan.shards import DataShard
-from tensorforge.data.shard_store import PartFile, ShardStore, checksum_of_checksums
-from tensorforge.data.transfer.buffers import BufferHandle, BufferPool, HostBuffers
-from tensorforge.data.transfer.segment import BLOCK, checksum
+from tensorforge.data.segments.packed_dataset import Origin
+from tensorforge.data.segments.part_file import PartFile
+from tensorforge.data.segments.segment import BLOCK, checksum, checksum_of_checksums
+from tensorforge.data.segments.shard_store import ShardStore
+from tensorforge.data.transfer.chunk_buffers import BufferHandle, BufferPool, HostBuffers
 from tensorforge.data.transfer.wire_protocol import (
     CHUNK_HEADER,
     NONCE_BYTES,
@@ -27,7 +28,7 @@ from tensorforge.data.transfer.wire_protocol import (
     Greeting,
     ShardReply,
     ShardRequest,
-    cut,
+    shut_down,
     tls_failure,
 )
 from tensorforge.errors import (
@@ -39,11 +40,11 @@ from tensorforge.errors import (
 )
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes that were just verified and written."""
+"""Called with the number of bytes each time that bytes were verified and written."""
 
 
 class Cancellation:
-    """A wish to stop, shared by all transfers of a plan; it cuts connections that are waiting."""
+    """A stop signal, shared by all transfers of a plan; `cancel` also ends their open connections."""
 
     def __init__(self) -> None:
         self._event = threading.Event()
@@ -51,11 +52,11 @@ class Cancellation:
         self._sockets: set[socket.socket] = set()
 
     def cancel(self) -> None:
-        """Stop everything that checks; doing it again changes nothing."""
+        """Make `check` raise from now on and end every watched connection. Calling again changes nothing."""
         self._event.set()
         with self._lock:
             for sock in self._sockets:
-                cut(sock)
+                shut_down(sock)
 
     @property
     def is_cancelled(self) -> bool:
@@ -63,7 +64,7 @@ class Cancellation:
         return self._event.is_set()
 
     def wait(self, seconds: float) -> None:
-        """Sleep, but not past a cancellation."""
+        """Sleep for `seconds`, or until cancelled."""
         self._event.wait(seconds)
 
     def check(self) -> None:
@@ -73,7 +74,7 @@ class Cancellation:
 
     @contextlib.contextmanager
     def watching(self, sock: socket.socket) -> Iterator[None]:
-        """Let `cancel` cut this connection."""
+        """Let `cancel` end this connection while the block runs."""
         with self._lock:
             self._sockets.add(sock)
         try:
@@ -85,8 +86,8 @@ class Cancellation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetcher:
-    """Brings ranges into `store`. Nothing is added to the store before all of a range was verified."""
+class ShardFetcher:
+    """Fetches ranges into `store`. A range becomes part of the store only when all of it is verified."""
 
     store: ShardStore
     name: str = "worker"
@@ -104,13 +105,13 @@ class Fetcher:
         cancellation: Cancellation,
         progress: Progress,
     ) -> None:
-        """Fetch a range from the worker that holds it, going on where an earlier attempt ended.
+        """Fetch a range from a worker that stores it, continuing after the blocks of an earlier attempt.
 
-        A broken or damaged transfer is an `UnavailableError`: what was verified stays for the next attempt.
+        A broken or damaged transfer is an `UnavailableError`; verified blocks stay for the next attempt.
         """
         with (
             self._receiving(shard) as part,
-            self._lent() as memory,
+            self._lent_buffer() as memory,
             self._connected(source, cancellation) as connection,
         ):
             self._open(connection, part, generation)
@@ -118,9 +119,9 @@ class Fetcher:
             part.commit()
 
     def from_origin(self, shard: DataShard, cancellation: Cancellation, progress: Progress) -> None:
-        """Fetch a range from the origin store."""
+        """Fetch a range from the origin, continuing after the blocks of an earlier attempt."""
         if self.origin is None:
-            raise UnavailableError("there is no origin store to fetch from")
+            raise UnavailableError("no origin store is configured to fetch from")
         with self._receiving(shard) as part:
             stream = self.origin.open_range(shard.start_index, shard.end_index)
             part.begin(stream.body_bytes)
@@ -131,7 +132,7 @@ class Fetcher:
                 done = 0
             for number in range(done, stream.blocks):
                 cancellation.check()
-                with self._lent():
+                with self._lent_buffer():
                     block = stream.block(number)
                     part.append(block)
                 progress(len(block))
@@ -144,11 +145,11 @@ class Fetcher:
             try:
                 yield part
             except CapacityError:
-                part.discard()  # what cannot be finished must not fill the disk
+                part.discard()  # a range that cannot be finished must not fill the disk
                 raise
 
     @contextlib.contextmanager
-    def _lent(self) -> Iterator[BufferHandle]:
+    def _lent_buffer(self) -> Iterator[BufferHandle]:
         handle = self.buffers.acquire(BLOCK, self.timeout)
         try:
             yield handle
@@ -167,7 +168,7 @@ class Fetcher:
                     _shake_hands(sock, source)
                 yield Connection(sock, str(source))
             except UnavailableError:
-                cancellation.check()  # a connection that we cut ourselves is no failure of the peer
+                cancellation.check()  # a connection that `cancel` ended is no failure of the peer
                 raise
 
     def _wrapped(self, raw: socket.socket, source: WorkerId) -> socket.socket:
@@ -178,7 +179,7 @@ class Fetcher:
         )
 
     def _open(self, connection: Connection, part: PartFile, generation: int) -> None:
-        """Agree with the server on the offset to begin at."""
+        """Send the request and prepare `part` for the offset that the server will send from."""
         if self.tls is None:
             connection.send_bytes(PREAMBLE)
         greeting = connection.receive(Greeting)
@@ -205,7 +206,7 @@ class Fetcher:
             part.restart()
         if reply.offset != part.verified_bytes:
             raise EncodingError(
-                f"{connection.peer} begins at {reply.offset}, not where it was asked"
+                f"{connection.peer} sends from {reply.offset}, which was not requested"
             )
 
 

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tensorforge.data import DatasetInfo, SampleSchema, ShardStore, pack_array
-from tensorforge.data.transfer.segment import BLOCK
+from tensorforge.data.segments.segment import BLOCK
 from tensorforge.storage.local_store import LocalStore
 
 WORKER = str(Path(__file__).with_name("transfer_worker.py"))

@@ -1,12 +1,12 @@
-"""The file format of shards: one segment is a contiguous range of samples, with checksums.
+"""The file format of shards: a segment is one file with a contiguous range of samples and checksums.
 
     offset 0      header   64 bytes: magic, first sample, end, body bytes, block bytes, CRC-32C of these
     offset 64     body     for records: the length of each as 8 bytes; then the samples, one after the other
-    after it      table    CRC-32C of each block of the body, 4 bytes each, and of the table itself
+    after body    table    CRC-32C of each block of the body, 4 bytes each, and of the table itself
 
-All numbers are little-endian. The body of a segment is exactly what travels when its range is
-transferred, and a block is a chunk on the wire, so a checksum made when the data was packed is still
-the one that the last receiver compares. `docs/shard-store.md` has the details.
+All numbers are little-endian. A transfer of the segment's range sends exactly the body, and one block of
+the body is one chunk on the wire. So the checksum computed when the data was packed is the one that every
+later receiver compares. `docs/shard-store.md` has the details.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import struct
 import sys
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import crc32c
 
-from tensorforge.errors import EncodingError, IntegrityError, InvalidInputError
+from tensorforge.data.segments.samples import SampleSchema
+from tensorforge.errors import EncodingError, IntegrityError
 
 BLOCK: Final = 1 << 20
 """Bytes per block of a body and per chunk on the wire."""
@@ -31,64 +31,29 @@ BLOCK: Final = 1 << 20
 HEADER: Final = struct.Struct("<8sQQQII24x")
 _MAGIC: Final = b"TFSEG\x00\x00\x01"
 _CHECKED: Final = struct.Struct("<8sQQQI")
-_DTYPE: Final = re.compile(r"[<|][iufb](1|2|4|8)")
 _NAME: Final = re.compile(r"(\d{15})-(\d{15})\.tfs")
 
 ReadRange = Callable[[int, int], memoryview]
-"""Offset and length → exactly these bytes of a file."""
+"""Reads exactly `length` bytes of a file from `offset` on."""
 
 
-def checksum(data: bytes | bytearray | memoryview, start: int = 0) -> int:
-    """CRC-32C, going on from `start`."""
-    return crc32c.crc32c(data, start)
+def checksum(data: bytes | bytearray | memoryview) -> int:
+    """The CRC-32C of `data`."""
+    return crc32c.crc32c(data)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SampleSchema:
-    """What a sample is: an array of one type and shape, or a record of any number of bytes.
-
-    `dtype` is a numpy type string such as `<i4` or `|u1`; `None` means records.
-    """
-
-    dtype: str | None = None
-    shape: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.dtype is not None and not _DTYPE.fullmatch(self.dtype):
-            raise InvalidInputError(
-                f"dtype = {self.dtype!r}: must be a little-endian numpy type such as '<i4', or None"
-            )
-        if any(type(length) is not int or length < 0 for length in self.shape):
-            raise InvalidInputError(f"shape = {self.shape!r}: must be whole numbers, 0 or more")
-        if self.dtype is None and self.shape:
-            raise InvalidInputError(f"shape = {self.shape!r}: records have none")
-
-    @property
-    def sample_bytes(self) -> int | None:
-        """The bytes of every sample; `None` for records, which differ."""
-        if self.dtype is None:
-            return None
-        size = int(self.dtype[2:])
-        for length in self.shape:
-            size *= length
-        return size
-
-    def decode(self, data: memoryview) -> Any:
-        """A sample as its owner wants it: a numpy array of its own, or bytes."""
-        if self.dtype is None:
-            return bytes(data)
-        import numpy as np
-
-        return np.frombuffer(data, dtype=self.dtype).reshape(self.shape).copy()
+def checksum_of_checksums(checksums: Sequence[int]) -> int:
+    """One checksum for a sequence of blocks, computed from the checksum of each."""
+    return checksum(b"".join(number.to_bytes(4, "little") for number in checksums))
 
 
 def segment_name(start: int, stop: int) -> str:
-    """The file name of the segment for `[start, stop)`; names sort like the ranges."""
+    """The file name of the segment for `[start, stop)`; names sort in the order of the ranges."""
     return f"{start:015}-{stop:015}.tfs"
 
 
 def parse_name(name: str) -> tuple[int, int] | None:
-    """The range that a file name says, or `None` for a file that is no segment."""
+    """The range that a segment's file name states, or `None` if the name is not a segment's."""
     match = _NAME.fullmatch(name)
     return (int(match[1]), int(match[2])) if match else None
 
@@ -100,7 +65,7 @@ def encode_header(start: int, stop: int, body_bytes: int) -> bytes:
 
 
 def encode_table(checksums: Iterable[int]) -> bytes:
-    """What follows the body."""
+    """The table of checksums that follows the body."""
     table = _little_endian(array("I", checksums))
     return table + checksum(table).to_bytes(4, "little")
 
@@ -111,15 +76,15 @@ def block_count(body_bytes: int) -> int:
 
 
 def file_bytes(body_bytes: int) -> int:
-    """How large the file of a segment is."""
+    """How large the file of a segment with such a body is."""
     return HEADER.size + body_bytes + 4 * block_count(body_bytes) + 4
 
 
 class Segment:
-    """A segment opened for reading. Every byte that it gives out was compared with its checksum once.
+    """A segment opened for reading. `body` returns only bytes that match their checksums.
 
-    `read` fetches bytes of the file, whatever the file is; `size` is how large it is. A file that is not
-    a segment, or cut short, is an `EncodingError`; one whose bytes changed is an `IntegrityError`.
+    `read` reads from the file, which may be mapped memory or a blob; `size` is the file's size. A file
+    that is not a segment or was truncated is an `EncodingError`; changed bytes are an `IntegrityError`.
     """
 
     def __init__(self, name: str, schema: SampleSchema, read: ReadRange, size: int) -> None:
@@ -146,7 +111,7 @@ class Segment:
         return _from_little_endian("I", data[:length])
 
     def _load_ends(self) -> list[int] | None:
-        """Where each record ends in the body; `None` when samples have one size."""
+        """Where each record ends in the body; `None` if all samples have the same size."""
         count, sample_bytes = self.stop - self.start, self.schema.sample_bytes
         if sample_bytes is not None:
             if self.body_bytes != count * sample_bytes:
@@ -163,7 +128,7 @@ class Segment:
         return ends
 
     def body(self, offset: int, length: int) -> memoryview:
-        """Verified bytes of the body."""
+        """Bytes of the body, verified: each block is compared with its checksum when first read."""
         if not length:
             return memoryview(b"")
         first, end = offset // BLOCK, block_count(offset + length)
@@ -177,22 +142,27 @@ class Segment:
                 self._verified[number] = 1
         return data[offset - low : offset - low + length]
 
+    def verify(self) -> None:
+        """Compare every block with its checksum; `IntegrityError` names the first that differs."""
+        for offset in range(0, self.body_bytes, BLOCK):
+            self.body(offset, min(BLOCK, self.body_bytes - offset))
+
     def recorded_checksum(self, block: int) -> int:
-        """What a block's checksum was when it was packed."""
+        """The checksum of a block, from the table."""
         return self._checksums[block]
 
     def stored_block(self, block: int) -> memoryview:
-        """A block as it lies in the file, not verified: for receivers that compare it themselves."""
+        """A block's bytes without verification, for a receiver that compares the checksum itself."""
         low = block * BLOCK
         return self._read(HEADER.size + low, min(BLOCK, self.body_bytes - low))
 
     def sample_range(self, start: int, stop: int) -> tuple[int, int]:
-        """Offset and length in the body of the samples `[start, stop)`, lengths not included."""
+        """Offset and length in the body of the bytes of the samples `[start, stop)`."""
         low, high = self._offset(start - self.start), self._offset(stop - self.start)
         return low, high - low
 
     def lengths(self, start: int, stop: int) -> bytes:
-        """The lengths of the records `[start, stop)` as they stand in a body; nothing for arrays."""
+        """The encoded lengths of the records `[start, stop)`; empty if the samples are arrays."""
         if self._ends is None:
             return b""
         return bytes(self.body(8 * (start - self.start), 8 * (stop - start)))
@@ -208,9 +178,9 @@ class Segment:
 
 
 def find_segment(segments: list[Segment], index: int) -> Segment | None:
-    """The segment that has sample `index`, among segments in order of their starts.
+    """The segment that contains sample `index`; `segments` must be sorted by their starts.
 
-    Of several, the one that starts last; ranges that overlap hold the same samples.
+    If several contain it, the one that starts last: overlapping segments contain equal samples.
     """
     at = bisect_right(segments, index, key=lambda segment: segment.start) - 1
     while at >= 0:

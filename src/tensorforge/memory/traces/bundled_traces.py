@@ -6,7 +6,7 @@ from importlib.resources import files
 from pathlib import Path
 
 from tensorforge.errors import NotFoundError
-from tensorforge.memory.traces.snapshot import load_trace
+from tensorforge.memory.traces.torch_snapshot import load_trace
 from tensorforge.memory.traces.trace import AllocationTrace
 
 _SUFFIX = ".json.gz"

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 
 from tensorforge.errors import EncodingError
-from tensorforge.storage.staged import DIRECT_ALIGNMENT
+from tensorforge.storage.staged_file import DIRECT_ALIGNMENT
 
 _BOUNCE = 1 << 20
 """What is read directly at once: small enough to be in the processor's cache while it is copied on."""

@@ -19,7 +19,7 @@ from typing import Self
 
 from tensorforge.errors import AlreadyExistsError, ClosedError, InvalidInputError
 from tensorforge.storage.blobs import BlobInfo, Buffer, flat
-from tensorforge.storage.system import SystemCalls, translate
+from tensorforge.storage.system_calls import SystemCalls, translate
 
 DIRECT_ALIGNMENT = 4096
 """Offsets, lengths and addresses of direct writes; disks ask for 512 or 4096."""

@@ -27,7 +27,7 @@ from tensorforge.data import (
     pack_array,
     partition,
 )
-from tensorforge.data.transfer.segment import BLOCK, HEADER, segment_name
+from tensorforge.data.segments.segment import BLOCK, HEADER, segment_name
 from tensorforge.errors import (
     AuthenticationError,
     ClosedError,
@@ -171,7 +171,7 @@ def test_a_source_that_cannot_give_is_replaced_by_the_origin(place, samples):
 def test_without_an_origin_the_reason_is_told(place):
     source, _ = place.source("one", (0, 10))
     store = place.store("mine")
-    with pytest.raises(TransferError, match="does not hold 20-40") as caught:
+    with pytest.raises(TransferError, match="does not contain the samples 20-40") as caught:
         place.manager(store).transfer(move(source, 20, 40))
     assert len(caught.value.failures) == 1
     with pytest.raises(TransferError, match="no origin store"):
@@ -231,7 +231,7 @@ def test_beyond_loopback_a_token_is_required(place):
 def test_an_older_generation_is_fenced_off(place):
     source, server = place.source("one", (0, 10), generation=5)
     store = place.store("mine")
-    with pytest.raises(TransferError, match="is of generation 4; this is 5") as caught:
+    with pytest.raises(TransferError, match="is of generation 4; this server is at 5") as caught:
         place.manager(store, generation=4, origin=place.origin()).transfer(move(source, 0, 10))
     assert isinstance(next(iter(caught.value.failures.values())), StaleGenerationError)
     with pytest.raises(StaleGenerationError):
@@ -264,15 +264,17 @@ def test_another_data_set_is_not_fetched(place, tmp_path):
     other = DatasetInfo(size=SIZE + 1, schema=INFO.schema)
     store = place.keep(ShardStore(tmp_path / "other", other))
     source, _ = place.source("one", (0, 10))
-    with pytest.raises(TransferError, match="has a data set of 121 samples, this one has 120"):
+    with pytest.raises(
+        TransferError, match="has a data set of 121 samples, this server has one of 120"
+    ):
         place.manager(store).transfer(move(source, 0, 10))
 
 
 class Recorder(ShardServer):
-    """A server that remembers who was served, in order, and can hold everybody back."""
+    """A server that records what it served, in order, and waits at a gate before it sends."""
 
     def __init__(self, *arguments, **options):
-        self.order, self.at_once, self.most = [], 0, 0
+        self.order, self.at_once = [], 0
         self.gate = threading.Event()
         self.gate.set()
         super().__init__(*arguments, **options)
@@ -281,7 +283,6 @@ class Recorder(ShardServer):
         with self._lock:
             self.order.append(stream.read(0, 16).tobytes())
             self.at_once += 1
-            self.most = max(self.most, self.at_once)
         self.gate.wait(10)
         try:
             super()._send_chunks(connection, stream, offset, generation)
@@ -307,18 +308,39 @@ def test_the_most_urgent_comes_first(place, recorder, samples):
     assert server.order == [samples[10 * n][:16].tobytes() for n in (11, 7, 3, 0)]
 
 
+class CountingStore(ShardStore):
+    """A store that counts the ranges it receives at the same time, as the receiving side sees them."""
+
+    def __init__(self, *arguments):
+        self.receiving, self.most = set(), 0
+        super().__init__(*arguments)
+
+    def receive(self, start, stop):
+        part = super().receive(start, stop)
+        with self._lock:
+            self.receiving.add(part)
+            self.most = max(self.most, len(self.receiving))
+        return part
+
+    def forget_part(self, part):
+        super().forget_part(part)
+        with self._lock:
+            self.receiving.discard(part)
+
+
 @pytest.mark.parametrize(("parallel", "expected"), [(True, 3), (False, 1)])
 def test_so_many_at_once_and_no_more(place, recorder, parallel, expected):
     source, server = recorder
     config = ElasticTrainingConfig(use_parallel_data_transfer=parallel)
-    manager = place.manager(place.store("mine"), at_once=3, config=config)
+    store = place.keep(CountingStore(place.folder / "mine", INFO))
+    manager = place.manager(store, at_once=3, config=config)
     server.gate.clear()
     job = manager.launch([move(source, 10 * n, 10 * n + 10) for n in range(12)])
     while server.at_once < expected:
         time.sleep(0.001)
     server.gate.set()
     job.wait(30)
-    assert server.most == expected
+    assert store.most == expected
 
 
 def test_a_slow_transfer_does_not_hold_the_others_up(place, recorder):
@@ -403,7 +425,7 @@ def test_an_advanced_server_stops_serving_the_old_generation_in_mid_transfer(pla
         time.sleep(0.001)
     server.advance(2)
     server.gate.set()
-    with pytest.raises(TransferError, match="is of generation 1; this is 2"):
+    with pytest.raises(TransferError, match="is of generation 1; this server is at 2"):
         job.wait(10)
 
 

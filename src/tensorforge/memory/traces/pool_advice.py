@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tensorforge.errors import InvalidInputError
 from tensorforge.memory.pool.blocks import estimate_oom_seconds, memory_pressure, optimal_pool_size
-from tensorforge.memory.pool.policies import GRANULARITY, OFFLINE
+from tensorforge.memory.pool.placement_policies import GRANULARITY, OFFLINE
 from tensorforge.memory.traces.replay import Replay, replay_bounded, replay_trace
 from tensorforge.memory.traces.trace import AllocationTrace, Lifetime
 from tensorforge.statistics import percentile

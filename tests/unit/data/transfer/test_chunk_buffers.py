@@ -5,19 +5,30 @@ import subprocess
 import sys
 import threading
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorforge.data import HostBuffers
+from tensorforge.cluster.workers import WorkerId
+from tensorforge.data import (
+    DatasetInfo,
+    DataTransfer,
+    DataTransferManager,
+    HostBuffers,
+    SampleSchema,
+    ShardServer,
+    ShardStore,
+    partition,
+)
+from tensorforge.data.segments.segment import BLOCK
 from tensorforge.errors import CapacityError, DeadlineExceededError, InvalidInputError
+from tensorforge.memory import TensorArena
 
 PAGE = mmap.PAGESIZE
 
 
 def address(view):
-    import numpy as np
-
     return np.frombuffer(view, np.uint8).ctypes.data
 
 
@@ -58,7 +69,7 @@ def test_a_wait_ends_and_says_how_much_is_in_use():
 
 def test_what_can_never_fit_is_refused_at_once():
     buffers = HostBuffers(PAGE)
-    with pytest.raises(CapacityError, match=f"the pool has {PAGE} in all"):
+    with pytest.raises(CapacityError, match=f"the pool has only {PAGE}"):
         buffers.acquire(PAGE + 1, 60.0)
     with pytest.raises(InvalidInputError, match="size = 0"):
         buffers.acquire(0, 60.0)
@@ -93,3 +104,28 @@ def test_the_books_are_kept_without_torch():
         "assert not {'torch', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_the_arena_of_the_memory_pool_lends_chunk_buffers(tmp_path):
+    info = DatasetInfo(size=40, schema=SampleSchema(dtype="|u1", shape=(100_000,)))
+    rows = np.random.default_rng(0).integers(0, 256, (40, 100_000), dtype=np.uint8)
+    me = WorkerId("me", "127.0.0.1", 1)
+    with (
+        ShardStore(tmp_path / "a", info) as source,
+        ShardStore(tmp_path / "b", info) as store,
+        ShardServer(source) as server,
+        TensorArena(2 * BLOCK) as arena,
+        DataTransferManager(worker=me, store=store, buffers=arena) as manager,
+    ):
+        source.put(0, 40, rows)
+        moves = [
+            DataTransfer(
+                source_worker=WorkerId("source", *server.address),
+                destination_worker=me,
+                shard=shard,
+            )
+            for shard in partition(40, 8)
+        ]
+        manager.launch(moves).wait(60)
+        assert all(np.array_equal(store[i], rows[i]) for i in range(40))
+        assert arena.stats().allocated_bytes == 0
