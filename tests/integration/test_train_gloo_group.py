@@ -1,4 +1,4 @@
-"""A generation's group by itself: aborting it, burying it, and ending the process meanwhile."""
+"""A generation's group by itself: aborting it, dropping it, and ending the process meanwhile."""
 
 import subprocess
 import sys
@@ -71,7 +71,7 @@ def test_an_abort_ends_the_forming():
             thread.join(30)
 
 
-ENDS_DURING_A_BURIAL = """
+ENDS_WHILE_A_GROUP_IS_DROPPED = """
 import threading, time
 from tensorforge.train.group import gloo_group
 
@@ -82,15 +82,18 @@ class Slow:
         print("dropped", flush=True)
 
 dropping = threading.Event()
-grave = [Slow()]
-threading.Thread(target=gloo_group._bury, args=(grave, []), daemon=True).start()
-del grave
+backend = [Slow()]
+threading.Thread(target=gloo_group._drop, args=(backend, []), daemon=True).start()
+del backend
 dropping.wait()
 """
 
 
 def test_the_interpreter_does_not_end_while_a_group_is_dropped():
     ended = subprocess.run(
-        [sys.executable, "-c", ENDS_DURING_A_BURIAL], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", ENDS_WHILE_A_GROUP_IS_DROPPED],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert (ended.returncode, ended.stdout) == (0, "dropped\n"), ended.stderr

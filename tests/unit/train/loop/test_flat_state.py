@@ -6,7 +6,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorforge.errors import EncodingError, InvalidInputError
-from tensorforge.train.group.healing import chunks
 from tensorforge.train.loop.flat_state import FlatState, empty_like_header, flatten, unflatten
 
 plain = st.recursive(
@@ -79,14 +78,3 @@ def test_a_damaged_header_is_refused(header):
 def test_a_damaged_structure_is_refused(structure):
     with pytest.raises(EncodingError):
         unflatten(FlatState(structure, []))
-
-
-@given(st.lists(st.integers(0, 50), max_size=8), st.integers(1, 20))
-def test_chunks_are_complete_ordered_and_bounded(sizes, limit):
-    seen = [0] * len(sizes)
-    for chunk in chunks(sizes, limit):
-        assert 0 < sum(stop - start for _, start, stop in chunk) <= limit
-        for index, start, stop in chunk:
-            assert start == seen[index]
-            seen[index] = stop
-    assert seen == sizes

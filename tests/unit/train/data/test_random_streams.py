@@ -1,6 +1,6 @@
 import itertools
 
-from tensorforge.train.data.seeds import stream_seed
+from tensorforge.train.data.random_streams import stream_seed
 
 
 def test_a_stream_has_one_seed_for_ever():

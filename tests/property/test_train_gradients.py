@@ -1,3 +1,5 @@
+"""The order of additions along the tree, and the division of a step among members."""
+
 import itertools
 
 import pytest
@@ -20,6 +22,10 @@ def owners(draw):
     return shards, [[s for s in range(shards) if owner[s] == m] for m in range(members)]
 
 
+def leaves(shards):
+    return [(shard, shard + 1) for shard in shards]
+
+
 def bracketed(left, right):
     return f"({left}+{right})"
 
@@ -39,19 +45,19 @@ def test_any_division_among_members_adds_up_in_the_same_order(case):
         partial = TreeSum(tree, bracketed)
         for shard in mine:
             partial.put((shard, shard + 1), str(shard))
-        assert tuple(sorted(partial.parts)) == tree.cover(mine)
+        assert tuple(sorted(partial.parts)) == tree.merged(leaves(mine))
         parts |= partial.parts
     assert tree.fold(parts, bracketed) == reference(0, shards)
 
 
 @given(owners())
-def test_a_cover_is_exact_disjoint_and_maximal(case):
+def test_merged_nodes_are_exact_disjoint_and_maximal(case):
     shards, owned = case
     tree = ShardTree(shards)
     for mine in owned:
-        cover = tree.cover(mine)
-        assert [s for low, high in cover for s in range(low, high)] == mine
-        for node in cover:
+        merged = tree.merged(leaves(mine))
+        assert [s for low, high in merged for s in range(low, high)] == mine
+        for node in merged:
             above = tree.parent(node)
             assert above is None or not set(range(*above)) <= set(mine)
 
@@ -83,22 +89,22 @@ def test_an_aligned_block_is_a_single_subtree(levels, members_log):
 
 
 @st.composite
-def held_nodes(draw):
+def finished_nodes(draw):
     shards = draw(st.integers(min_value=1, max_value=24))
     tree = ShardTree(shards)
     every = [(low, high) for low, high in itertools.combinations(range(shards + 1), 2)]
     nodes = [node for node in every if node in tree]
     members = draw(st.integers(min_value=1, max_value=5))
-    held = [draw(st.sets(st.sampled_from(nodes), max_size=4)) for _ in range(members)]
-    return tree, held
+    finished = [draw(st.sets(st.sampled_from(nodes), max_size=4)) for _ in range(members)]
+    return tree, finished
 
 
-@given(held_nodes())
-def test_work_is_complete_disjoint_and_even_whatever_is_held(case):
-    tree, held = case
-    shares = share_work(tree, held)
+@given(finished_nodes())
+def test_work_is_complete_disjoint_and_even_whatever_is_finished(case):
+    tree, finished = case
+    shares = share_work(tree, finished)
     everything = []
-    for share, mine in zip(shares, held, strict=True):
+    for share, mine in zip(shares, finished, strict=True):
         assert set(share.kept) <= set(mine)
         everything += [s for low, high in share.kept for s in range(low, high)]
         everything += share.compute
@@ -109,15 +115,15 @@ def test_work_is_complete_disjoint_and_even_whatever_is_held(case):
     assert tree.fold(parts, bracketed) == reference(0, tree.shards)
 
 
-@given(held_nodes())
-def test_a_disjoint_held_node_is_never_computed_again(case):
-    tree, held = case
+@given(finished_nodes())
+def test_a_disjoint_finished_node_is_never_computed_again(case):
+    tree, finished = case
     seen, disjoint = set(), True
-    for node in (node for nodes in held for node in nodes):
+    for node in (node for nodes in finished for node in nodes):
         disjoint &= not (set(range(*node)) & seen)
         seen |= set(range(*node))
     if disjoint:
-        again = {s for share in share_work(tree, held) for s in share.compute}
+        again = {s for share in share_work(tree, finished) for s in share.compute}
         assert not again & seen
 
 
@@ -131,8 +137,8 @@ def test_what_is_no_node_is_refused():
     tree = ShardTree(4)
     with pytest.raises(InvalidInputError, match=r"\(1, 3\) is no node"):
         tree.parent((1, 3))
-    with pytest.raises(InvalidInputError, match="outside"):
-        tree.cover([4])
+    with pytest.raises(InvalidInputError, match=r"\(4, 5\) is no node"):
+        tree.merged([(4, 5)])
     with pytest.raises(InvalidInputError, match="whole tree"):
         tree.fold({(0, 2): "x"}, bracketed)
     with pytest.raises(InvalidInputError, match="at least one shard"):
