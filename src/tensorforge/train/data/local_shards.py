@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorforge.data.packed_dataset import PackedDataset
-from tensorforge.data.shard_store import ShardStore
+from tensorforge.data.segments.packed_dataset import PackedDataset
+from tensorforge.data.segments.shard_store import ShardStore
 from tensorforge.errors import (
     CapacityError,
     ConflictError,

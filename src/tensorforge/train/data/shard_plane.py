@@ -22,7 +22,7 @@ from tensorforge.data.plan.plan import DataRedistributionPlan, DataTransfer
 from tensorforge.data.plan.redistributor import DataRedistributor
 from tensorforge.data.plan.shards import DataShard, partition
 from tensorforge.data.transfer.shard_server import ShardServer
-from tensorforge.data.transfer.transfer import DataTransferManager, TransferJob
+from tensorforge.data.transfer.transfer_manager import DataTransferManager, TransferJob
 from tensorforge.errors import TensorForgeError
 from tensorforge.train.data.local_shards import LocalShards
 from tensorforge.train.data.placement import Placement, single_holders

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import ssl
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
@@ -16,6 +14,7 @@ from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.protocol.access import TlsOptions
 from tensorforge.elastic.worker.worker import ElasticWorker
 from tensorforge.encoding import decode
+from tensorforge.environment import CA, CERT, CONFIG, COORDINATOR, HOST, KEY, TOKEN, WORKER_ID
 from tensorforge.errors import (
     ClosedError,
     ConfigurationError,
@@ -51,15 +50,16 @@ class ElasticMembership:
 
         `serve` begins to serve this worker's shards to the others and returns the port.
         """
-        settings = os.environ if environment is None else environment
-        address = settings["TENSORFORGE_COORDINATOR"]
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ConfigurationError("TENSORFORGE_COORDINATOR", address, "must be HOST:PORT")
-        here = settings.get("TENSORFORGE_HOST") or _address_towards(host, int(port))
-        name = settings.get("TENSORFORGE_WORKER_ID") or f"{socket.gethostname()}-{os.getpid()}"
-        token, tls = settings.get("TENSORFORGE_TOKEN") or None, _tls(settings)
-        config = _config(settings.get("TENSORFORGE_CONFIG"))
+        address = COORDINATOR.read(environment)
+        if address is None:
+            raise ConfigurationError(COORDINATOR.name, "", COORDINATOR.kind.rule)
+        here = HOST.read(environment) or _address_towards(address)
+        name = WORKER_ID.read(environment) or f"{socket.gethostname()}-{os.getpid()}"
+        token, tls = TOKEN.read(environment), _tls(environment)
+        payload = CONFIG.read(environment)
+        config = (
+            ElasticTrainingConfig() if payload is None else decode(payload, ElasticTrainingConfig)
+        )
         data_port = 0 if serve is None else serve(_data_access(here, token, tls))
         worker = ElasticWorker(WorkerId(name, here, data_port), config, token=token, tls=tls)
         return cls(address, worker, config)
@@ -156,22 +156,11 @@ class ElasticMembership:
         self._worker.disconnect()
 
 
-def _config(text: str | None) -> ElasticTrainingConfig:
-    if not text:
-        return ElasticTrainingConfig()
-    try:
-        payload = json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError("TENSORFORGE_CONFIG", text, f"is not JSON: {error}") from error
-    return decode(payload, ElasticTrainingConfig)
-
-
-def _tls(settings: Mapping[str, str]) -> TlsOptions | None:
-    names = {"ca": "TENSORFORGE_CA", "certificate": "TENSORFORGE_CERT", "key": "TENSORFORGE_KEY"}
-    paths: dict[str, Any] = {
-        field: Path(settings[name]) for field, name in names.items() if settings.get(name)
-    }
-    return TlsOptions(**paths) if paths else None
+def _tls(environment: Mapping[str, str] | None) -> TlsOptions | None:
+    ca, certificate, key = (variable.read(environment) for variable in (CA, CERT, KEY))
+    if ca is None and certificate is None and key is None:
+        return None
+    return TlsOptions(ca=ca, certificate=certificate, key=key)
 
 
 def _data_access(host: str, token: str | None, tls: TlsOptions | None) -> DataAccess:
@@ -196,13 +185,14 @@ def _mutual(side: Any, tls: TlsOptions) -> ssl.SSLContext:
         context.load_cert_chain(str(tls.certificate), tls.key)
     except OSError as error:
         raise ConfigurationError(
-            "TENSORFORGE_CERT", tls.certificate, f"cannot be loaded: {error}"
+            CERT.name, tls.certificate, f"cannot be loaded: {error}"
         ) from error
     return context
 
 
-def _address_towards(host: str, port: int) -> str:
-    """This machine's address on the route to `host`. Nothing is sent to find it."""
+def _address_towards(address: str) -> str:
+    """This machine's address on the route to `address`. Nothing is sent to find it."""
+    host, _, port = address.rpartition(":")
     family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(target)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -14,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from tensorforge.environment import COORDINATOR
 from tensorforge.errors import (
     ClosedError,
     ConfigurationError,
@@ -397,7 +397,7 @@ def default_membership(plane: ShardPlane | None = None) -> Membership:
 
     In a cluster `plane` begins to serve its shards, on the port that the worker's identity tells the others.
     """
-    if os.environ.get("TENSORFORGE_COORDINATOR"):
+    if COORDINATOR.read() is not None:
         from tensorforge.train.group.elastic_membership import ElasticMembership
 
         return ElasticMembership.from_environment(serve=None if plane is None else plane.serve)

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from tensorforge.data.packed_dataset import pack_array
+from tensorforge.data.segments.packed_dataset import pack_array
 from tensorforge.errors import ConfigurationError, ConflictError, InvalidInputError, NotFoundError
 from tensorforge.storage.local_store import LocalStore
 from tensorforge.train import Loading, LocalShards, Run, RunConfig
