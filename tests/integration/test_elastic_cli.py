@@ -1,19 +1,20 @@
 """The commands, against a real coordinator."""
 
 import json
-import os
 import re
 import signal
 import subprocess
 import sys
 import threading
 import urllib.request
+from dataclasses import replace
 
 import pytest
 
 from tensorforge.cli.main import main
 from tensorforge.elastic import ElasticCoordinator, ElasticTrainingConfig, ElasticWorker, WorkerId
-from tensorforge.launch.run_directory import ProcessRecord, RunRecord, write_record
+from tensorforge.launch.run_directory import RunRecord, write_record
+from tensorforge.processes import ProcessIdentity
 from tensorforge.testing.loop import TrainingLoop
 
 CONFIG = ElasticTrainingConfig(
@@ -82,8 +83,8 @@ def test_a_run_is_found_by_its_folder_or_by_being_the_only_one(
     monkeypatch.chdir(tmp_path)
     assert run("status") == 1
     assert "which run? name its --run-dir or its --coordinator" in capsys.readouterr().err
-    launcher = ProcessRecord.of(os.getpid())
-    ended = ProcessRecord(launcher.pid, launcher.started - 1)
+    launcher = ProcessIdentity.current()
+    ended = replace(launcher, started=launcher.started - 100)
     for name, process in (("a", launcher), ("b", ended)):
         folder = tmp_path / "runs" / name
         folder.mkdir(parents=True)

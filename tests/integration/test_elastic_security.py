@@ -93,7 +93,9 @@ def test_commands_that_make_no_sense_are_refused_by_name():
     with ElasticCoordinator(CONFIG) as leader, CoordinatorClient(leader.address) as client:
         with pytest.raises(InvalidInputError, match="at least min_workers"):
             client.scale(0)
-        with pytest.raises(NotFoundError, match="there is no worker 'ghost'; known workers: nobody"):
+        with pytest.raises(
+            NotFoundError, match="there is no worker 'ghost'; known workers: nobody"
+        ):
             client.remove("ghost")
 
 

@@ -6,13 +6,13 @@ with any delay, some of it never; the launcher's own wishes travel back with any
 
 from __future__ import annotations
 
-import os
 from datetime import UTC, datetime, timedelta
 
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from tensorforge import environment
 from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.elastic.protocol.messages import State
 from tensorforge.elastic.protocol.reasons import Departure, DepartureKind, Requester
@@ -34,7 +34,7 @@ from tensorforge.launch.supervisor.instructions import (
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 from tensorforge.launch.supervisor.supervisor import Supervisor
 
-SOAK = bool(os.environ.get("TENSORFORGE_SOAK"))
+SOAK = environment.SOAK.read()
 START = datetime(2026, 1, 1, tzinfo=UTC)
 MOST = 6
 

@@ -22,11 +22,15 @@ HISTORY = 200
 
 
 class Seat(msgspec.Struct, frozen=True):
-    """A member of a generation: the worker, and which process of that name it is."""
+    """A member of a generation: the worker, and which process of that name it is.
+
+    `process` is its `ProcessIdentity` as text; entries of older journals have none.
+    """
 
     worker: WorkerId
     incarnation: str
     pid: str | None = None
+    process: str | None = None
 
 
 class Entry(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag=str.lower):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
 from collections.abc import Mapping
@@ -28,6 +27,7 @@ from tensorforge.errors import (
     StaleGenerationError,
     UnavailableError,
 )
+from tensorforge.processes import ProcessIdentity
 
 _MOST_TEXT = 20_000
 
@@ -61,13 +61,15 @@ class ClusterMember:
             not synchronous if answers_by_itself is None else answers_by_itself
         )
         now = datetime.now(UTC)
+        process = ProcessIdentity.current()
+        told = {"pid": str(process.pid), "process": process.to_text()}
         metadata = WorkerMetadata(
             worker_id=worker_id,
             status=WorkerStatus.JOINING,
             join_time=now,
             last_heartbeat=now,
             local_world_size=local_world_size,
-            custom_attributes={"pid": str(os.getpid()), **(attributes or {})},
+            custom_attributes=told | dict(attributes or {}),
         )
         self._changed = threading.Condition(threading.RLock())
         self._state = WorkerState(metadata, uuid.uuid4().hex)

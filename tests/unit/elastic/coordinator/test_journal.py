@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from tensorforge.elastic import WorkerId
-from tensorforge.elastic.coordinator.journal import Holder, Journal
+from tensorforge.elastic.coordinator.journal import LEASES, Journal
 from tensorforge.elastic.coordinator.journal_records import (
     Decided,
     RunEnded,
@@ -16,10 +16,11 @@ from tensorforge.elastic.coordinator.journal_records import (
     WasFormed,
 )
 from tensorforge.errors import ConflictError, EncodingError, StaleGenerationError
+from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.database import Database
 from tensorforge.testing.clock import ManualClock
 
-ELSEWHERE = Holder("another-machine", 1, 0.0)
+ELSEWHERE = ProcessIdentity("another-machine", "", "", 1, 0.0)
 SEATS = (Seat(WorkerId("a", "h", 1), "i1"), Seat(WorkerId("b", "h", 2), "i2"))
 
 
@@ -122,13 +123,26 @@ def test_a_lease_that_is_renewed_does_not_end(tmp_path):
 
 def test_a_dead_process_on_this_machine_need_not_be_waited_for(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    holder = Holder.of(process.pid)
+    holder = ProcessIdentity.of(process.pid)
     with Database(tmp_path / "j.db") as database:
         Journal(database, holder=holder).open()
         with pytest.raises(ConflictError):
             Journal(database).open()
         process.communicate()
         Journal(database).open()
+
+
+def test_a_lease_that_an_older_version_wrote_is_waited_for(tmp_path):
+    clock = ManualClock(100.0)
+    with Database(tmp_path / "j.db") as database:
+        Journal(database, holder=ELSEWHERE, lease_seconds=10, clock=clock).open()
+        with database.write() as connection:
+            connection.execute(LEASES.update().values(holder="host/boot/pid:[1] 1 1700000000.5"))
+        second = Journal(database, lease_seconds=10, clock=clock)
+        with pytest.raises(ConflictError, match="is led by host/boot"):
+            second.open()
+        clock.advance(10)
+        second.open()
 
 
 def test_a_damaged_journal_is_an_error_not_a_guess(tmp_path):

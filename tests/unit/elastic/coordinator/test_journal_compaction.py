@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tensorforge.elastic import WorkerId
 from tensorforge.elastic.coordinator import journal, journal_records
-from tensorforge.elastic.coordinator.journal import ENTRIES, Holder, Journal
+from tensorforge.elastic.coordinator.journal import ENTRIES, Journal
 from tensorforge.elastic.coordinator.journal_records import (
     Decided,
     RunEnded,
@@ -22,9 +22,10 @@ from tensorforge.elastic.coordinator.journal_records import (
     replay,
 )
 from tensorforge.errors import StaleGenerationError
+from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.database import Database
 
-ELSEWHERE = Holder("another-machine", 1, 0.0)
+ELSEWHERE = ProcessIdentity("another-machine", "", "", 1, 0.0)
 
 
 def seats(names):

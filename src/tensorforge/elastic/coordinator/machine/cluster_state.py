@@ -195,7 +195,8 @@ class ClusterState:
         expected = now + self.timeouts.comeback - self.timeouts.silence
         for seat in durable.seats:
             member = Participant(seat.worker, seat.incarnation, now, last_seen=expected)
-            member.attributes = {} if seat.pid is None else {"pid": seat.pid}
+            told = {"pid": seat.pid, "process": seat.process}
+            member.attributes = {name: value for name, value in told.items() if value is not None}
             member.status = WorkerStatus.ACTIVE if is_formed else WorkerStatus.RESCALING
             self.roster.add(member)
         self.roster.seat_members(tuple(seat.worker for seat in durable.seats))

@@ -44,7 +44,8 @@ class Participant:
     @property
     def seat(self) -> Seat:
         """The worker and its process, as the journal names them."""
-        return Seat(self.worker, self.incarnation, self.attributes.get("pid"))
+        known = self.attributes
+        return Seat(self.worker, self.incarnation, known.get("pid"), known.get("process"))
 
     def transition(self, status: WorkerStatus) -> None:
         """Change the status as the lifecycle allows; the same status changes nothing."""
