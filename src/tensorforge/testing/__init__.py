@@ -1,1 +1,1 @@
-"""Tools for tests, ours and our users': never imported by shipped code."""
+"""Tools for the tests of TensorForge and of its users; shipped code never imports them."""
