@@ -85,7 +85,7 @@ def chaos(
             whom = blow.victim or "nobody"
             typer.echo(f"{blow.at:7.2f} s  {blow.kind.value:<16} {whom:<12} {blow.note}")
 
-    job = Job(connect(address, token, token_file, ca, cert, key), address, run_dir)
+    job = Job(connect(address, token, token_file, ca, cert, key), run_dir)
     try:
         view = job.open()
         if not json_output:

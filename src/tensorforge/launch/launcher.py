@@ -17,6 +17,7 @@ from typing import Any
 
 from tensorforge.elastic.protocol.access import ROLES, is_loopback
 from tensorforge.elastic.protocol.token_files import load_or_issue
+from tensorforge.environment import PRELOAD, for_child
 from tensorforge.errors import NotFoundError
 from tensorforge.launch.coordinator_link import CoordinatorLink
 from tensorforge.launch.display.displays import Display
@@ -29,7 +30,7 @@ from tensorforge.launch.launch_settings import (
     LaunchSettings,
 )
 from tensorforge.launch.observations import Observer
-from tensorforge.launch.processes.bootstrap import PRELOAD, STACKS_SIGNAL, STOP_SIGNAL
+from tensorforge.launch.processes.bootstrap import STACKS_SIGNAL, STOP_SIGNAL
 from tensorforge.launch.processes.children import (
     ChildEvent,
     Children,
@@ -43,7 +44,6 @@ from tensorforge.launch.processes.log_files import LogFiles
 from tensorforge.launch.run_directory import (
     RUN_FILE,
     TOKEN_FILE,
-    ProcessRecord,
     RunLock,
     RunRecord,
     make_folder,
@@ -83,6 +83,7 @@ from tensorforge.launch.supervisor.instructions import (
 from tensorforge.launch.supervisor.spares import Spares
 from tensorforge.launch.supervisor.stacks import script_stack
 from tensorforge.launch.supervisor.supervisor import Supervisor
+from tensorforge.processes import ProcessIdentity
 from tensorforge.security import TokenStore
 
 COORDINATOR = "coordinator"
@@ -130,7 +131,7 @@ class Launcher:
         self._is_deserted = False
         self._children: Children
         self._record = RunRecord(
-            script=settings.script, launcher=ProcessRecord.of(os.getpid()), workers={}
+            script=settings.script, launcher=ProcessIdentity.current(), workers={}
         )
         self._logs = LogFiles(settings.run_dir / LOGS_FOLDER, self._warn)
         self._is_record_told = False
@@ -235,7 +236,7 @@ class Launcher:
     def _coordinator_serves(self, address: str) -> None:
         self._address = address
         pid = self._children.pid(COORDINATOR)
-        self._note(coordinator_address=address, coordinator=ProcessRecord.of(pid))
+        self._note(coordinator_address=address, coordinator=ProcessIdentity.of(pid))
         if self._link is None:
             self._link = CoordinatorLink(address, self._token, self._children.wake)
         self._happened(CoordinatorStarted(address, pid))
@@ -269,7 +270,7 @@ class Launcher:
             self._make_wish(self._link)
 
     def _make_wish(self, link: CoordinatorLink) -> None:
-        wish = self._observer.next_wish()
+        wish = self._observer.next_request()
         if wish is not None:
             link.set_target(wish.workers, wish.expected)
 
@@ -353,7 +354,7 @@ class Launcher:
         is_waiting = self._spares.take(worker)
         start = self._children.its_turn if is_waiting else self._start_process
         pid = start(worker)
-        self._note(workers={**self._record.workers, worker: ProcessRecord.of(pid)})
+        self._note(workers={**self._record.workers, worker: ProcessIdentity.of(pid)})
         self._happened(WorkerStarted(worker, pid))
 
     def _keep_spares(self) -> None:
@@ -366,7 +367,7 @@ class Launcher:
     def _start_process(self, worker: str, preload: tuple[str, ...] | None = None) -> int:
         environment = self._settings.worker_environment(worker, self._address or "", self._token)
         if preload is not None:
-            environment[PRELOAD] = ",".join(preload)
+            environment |= for_child({PRELOAD: preload})
         command = self._settings.worker_command(self._python)
         return self._start(worker, command, environment, spare=preload is not None)
 

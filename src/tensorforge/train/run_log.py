@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tensorforge.data.plan.ledger import Ledger
+from tensorforge.environment import RUN_DIR
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +32,8 @@ class RunLog:
     @classmethod
     def from_environment(cls, worker: str) -> RunLog:
         """The log in the folder that the launcher named."""
-        folder = os.environ.get("TENSORFORGE_RUN_DIR")
-        return cls(Path(folder) / "workers" if folder else None, worker)
+        folder = RUN_DIR.read()
+        return cls(None if folder is None else folder / "workers", worker)
 
     def write(self, kind: str, **facts: Any) -> None:
         """Append an event with the time and the worker's name."""
