@@ -24,6 +24,7 @@ from typing import Any, Final, cast
 import crc32c
 
 from tensorforge.errors import EncodingError, IntegrityError, InvalidInputError
+from tensorforge.validation import whole_number
 
 BLOCK: Final = 1 << 20
 """Bytes per block of a body and per chunk on the wire."""
@@ -58,8 +59,8 @@ class SampleSchema:
             raise InvalidInputError(
                 f"dtype = {self.dtype!r}: must be a little-endian numpy type such as '<i4', or None"
             )
-        if any(type(length) is not int or length < 0 for length in self.shape):
-            raise InvalidInputError(f"shape = {self.shape!r}: must be whole numbers, 0 or more")
+        for axis, length in enumerate(self.shape):
+            whole_number(f"shape[{axis}]", length, least=0)
         if self.dtype is None and self.shape:
             raise InvalidInputError(f"shape = {self.shape!r}: records have none")
 

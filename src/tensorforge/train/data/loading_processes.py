@@ -31,6 +31,7 @@ import torch
 from tensorforge.errors import ConfigurationError, UnavailableError
 from tensorforge.train.data import batch_pipe
 from tensorforge.train.data.batch_loading import BatchSource, Piece
+from tensorforge.validation import whole_number
 
 _PR_SET_PDEATHSIG = 1
 _PATIENCE_SECONDS = 2.0
@@ -55,14 +56,8 @@ class Loading:
     multiprocessing_context: str = "fork"
 
     def __post_init__(self) -> None:
-        for field, least in (("num_workers", 0), ("prefetch_factor", 1)):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigurationError(field, value, f"must be a whole number, at least {least}")
-        if self.prefetch_factor > _MOST_AHEAD:
-            raise ConfigurationError(
-                "prefetch_factor", self.prefetch_factor, f"must be at most {_MOST_AHEAD}"
-            )
+        whole_number("num_workers", self.num_workers, least=0)
+        whole_number("prefetch_factor", self.prefetch_factor, least=1, most=_MOST_AHEAD)
         known = multiprocessing.get_all_start_methods()
         if self.multiprocessing_context not in known:
             raise ConfigurationError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.errors import ConfigurationError
+from tensorforge.validation import whole_number
 
 
 def allowed_losses(size: int, percentage: int) -> int:
@@ -24,8 +25,7 @@ def worker_limit(config: ElasticTrainingConfig, desired: int | None) -> int | No
 def check_target(config: ElasticTrainingConfig, workers: int) -> int:
     """Return `workers` if the cluster may have that many; otherwise raise `ConfigurationError`."""
     most = config.max_workers
-    if isinstance(workers, bool) or not isinstance(workers, int):
-        raise ConfigurationError("workers", workers, "must be a whole number")
+    whole_number("workers", workers)
     if workers < config.min_workers or (most is not None and workers > most):
         upper = f" and max_workers ({most})" if most is not None else ""
         rule = (
