@@ -12,7 +12,7 @@ from tensorforge.environment import RESCALES
 
 def wait_for_a_rescale(session):
     with session._condition:  # an urgent one, or a join that was announced instead
-        session._condition.wait_for(lambda: session.interrupted or session.drain_wanted, 30)
+        session._condition.wait_for(lambda: session.interrupted or session.drain_requested, 30)
 
 
 def restless_work(rescales):

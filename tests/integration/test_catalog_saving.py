@@ -353,7 +353,7 @@ CRASH = textwrap.dedent(
     from tensorforge.catalog import CheckpointManager, IncrementPolicy, RunCheckpoints, remover
     from tensorforge.checkpoint import DistributedCheckpoint, SingleProcess
     from tensorforge.storage.local_store import LocalStore
-    from tensorforge.storage.system import SystemCalls
+    from tensorforge.storage.system_calls import SystemCalls
 
     class State(dict):
         def state_dict(self): return dict(self)

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from tensorforge.cli._cluster import AsJson, as_json, member_count, with_client
 from tensorforge.elastic.client import CoordinatorClient
-from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
 from tensorforge.elastic.protocol.cluster_view import ClusterView
+from tensorforge.elastic.protocol.rescale_record import RescalePhase, RescaleRecord
 from tensorforge.wording import counted
 
 app = typer.Typer(help="Who is in the cluster, where training stands, what happened.")
@@ -88,19 +88,13 @@ def _workers(view: ClusterView) -> Table:
 
 
 def _rescales(rescales: list[RescaleRecord], width: int) -> Table:
-    """Why, and how long in milliseconds: each part of it if there is room."""
-    parts = ("detection", "decision", "barrier", "forming", "first commit")
+    """Why, and how long in milliseconds: each phase of it if there is room."""
+    phases = tuple(RescalePhase)
     is_wide = width >= _ROOM_FOR_PARTS
-    table = Table("gen", "workers", "why", *(parts if is_wide else ()), "ms")
+    table = Table("gen", "workers", "why", *(phase.label for phase in phases if is_wide), "ms")
     for record in rescales:
-        times = (
-            record.detection_ms,
-            record.decision_ms,
-            record.barrier_ms,
-            record.forming_ms,
-            record.first_commit_ms,
-        )
-        shown = [_milliseconds(time) for time in (*(times if is_wide else ()), record.total_ms)]
+        times = [record.milliseconds.get(phase) for phase in phases if is_wide]
+        shown = [_milliseconds(time) for time in (*times, record.total_ms)]
         sizes = f"{record.old_size} → {record.new_size}"
         table.add_row(str(record.generation), sizes, record.reason, *shown)
     return table

@@ -270,7 +270,7 @@ class Launcher:
             self._make_wish(self._link)
 
     def _make_wish(self, link: CoordinatorLink) -> None:
-        wish = self._observer.next_wish()
+        wish = self._observer.next_request()
         if wish is not None:
             link.set_target(wish.workers, wish.expected)
 

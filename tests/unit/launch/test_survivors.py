@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.elastic.coordinator.machine.journal_records import Seat
+from tensorforge.elastic.coordinator.journal_records import Seat
 from tensorforge.launch.processes.survivors import is_gone
 from tensorforge.processes import ProcessIdentity
 

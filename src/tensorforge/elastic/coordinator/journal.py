@@ -18,7 +18,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tensorforge.elastic.coordinator.machine.journal_records import (
+from tensorforge.elastic.coordinator.journal_records import (
     DurableState,
     Entry,
     Snapshot,

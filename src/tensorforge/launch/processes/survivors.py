@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tensorforge.elastic.coordinator.machine.journal_records import Seat
+from tensorforge.elastic.coordinator.journal_records import Seat
 from tensorforge.elastic.protocol.access import is_loopback
 from tensorforge.processes import ProcessIdentity
 

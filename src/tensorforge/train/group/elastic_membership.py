@@ -22,7 +22,7 @@ from tensorforge.errors import (
     TrainingAbortedError,
 )
 from tensorforge.train.data.shard_plane import DataAccess
-from tensorforge.train.group.membership import Gathering, Progress, RunEnd
+from tensorforge.train.group.membership import Progress, RunEnd
 
 _STORE = "store"
 _LAST_WORDS_SECONDS = 30.0
@@ -100,8 +100,8 @@ class ElasticMembership:
             attributes={} if store is None else {_STORE: store},
         )
 
-    def wait_for_gathering(self, generation: int, timeout: float) -> Gathering | None:
-        """Wait for all members' answers."""
+    def wait_for_store(self, generation: int, timeout: float) -> str | None:
+        """Wait for the formation notice, which carries what each member said when it was ready."""
         try:
             formation = self._worker.wait_for_formation(timeout)
         except (StaleGenerationError, TrainingAbortedError, ClosedError):
@@ -109,8 +109,7 @@ class ElasticMembership:
         if formation is None or formation.generation != generation:
             return None
         first = formation.topology.workers[0]
-        store = formation.members[first.id].attributes.get(_STORE, "")
-        return Gathering(formation.generation, formation.topology, store)
+        return str(formation.members[first.id].attributes.get(_STORE, ""))
 
     def formed(self, generation: int, moved: Mapping[str, int]) -> None:
         """The second half of the barrier."""
