@@ -16,6 +16,7 @@ from tensorforge.launch.supervisor.events import (
     TrainingResumed,
     WorkerConcluded,
 )
+from tensorforge.validation import is_number
 
 LINE_LIMIT = 1 << 20
 
@@ -126,6 +127,6 @@ def _checkpoint(line: Mapping[str, Json]) -> Iterator[Event]:
 
 
 def _number(value: Json) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if not is_number(value):
         return None
     return float(value) if math.isfinite(value) else math.nan

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tensorforge.encoding import Json
+from tensorforge.validation import is_whole_number
 from tensorforge.wording import counted
 
 Line = Mapping[str, Json]
@@ -106,7 +107,7 @@ def run_goes_on(ended: str | None, reason: str, recovered: bool, remark: str = "
 
 
 def _whole(value: Json) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else -1
+    return value if is_whole_number(value) else -1
 
 
 def _frozen(metrics: Json) -> tuple[tuple[str, Json], ...]:

@@ -46,7 +46,7 @@ class CoordinatorSettings:
     @classmethod
     def from_environment(cls) -> CoordinatorSettings:
         """The settings that the launcher passed."""
-        return decode(COORDINATOR_SETTINGS.read(), cls)
+        return decode(COORDINATOR_SETTINGS.take(), cls)
 
 
 def serve(settings: CoordinatorSettings, reporter: Reporter) -> None:

@@ -40,6 +40,7 @@ from tensorforge.memory.pool.blocks import (
     is_power_of_two,
 )
 from tensorforge.memory.pool.defragmentation import Move
+from tensorforge.validation import whole_number
 
 
 class TensorArena:
@@ -61,8 +62,7 @@ class TensorArena:
         huge_pages: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if isinstance(capacity, bool) or not isinstance(capacity, int) or capacity <= 0:
-            raise ConfigurationError("capacity", capacity, "must be a positive number of bytes")
+        whole_number("capacity", capacity, least=1)
         if not is_power_of_two(alignment):
             raise ConfigurationError("alignment", alignment, "must be a power of two")
         self.device = torch.device(device)
@@ -334,8 +334,7 @@ class TensorArena:
 
     def _require_possible(self, nbytes: int) -> None:
         self._require_open()
-        if isinstance(nbytes, bool) or not isinstance(nbytes, int) or nbytes <= 0:
-            raise InvalidInputError(f"nbytes = {nbytes!r}: must be a positive whole number")
+        whole_number("nbytes", nbytes, least=1)
         if nbytes > self.capacity:
             raise CapacityError(
                 f"{nbytes} bytes can never fit into an arena of {self.capacity} bytes",

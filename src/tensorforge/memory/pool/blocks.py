@@ -13,6 +13,7 @@ from enum import Enum
 from tensorforge.capacity import queue_pressure
 from tensorforge.errors import InvalidInputError
 from tensorforge.lifecycle import Lifecycle
+from tensorforge.validation import finite_number, is_whole_number, whole_number
 
 
 class BlockStatus(Enum):
@@ -65,9 +66,7 @@ class GpuDevice:
     compute_capability: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
-        total = self.total_memory
-        if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
-            raise InvalidInputError(f"total_memory = {total!r}: must be a positive whole number")
+        whole_number("total_memory", self.total_memory, least=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ class AllocationRequest:
 
     def problem(self) -> str | None:
         """Why no pool can ever serve this request, or `None`."""
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size <= 0:
+        if not is_whole_number(self.size) or self.size <= 0:
             return f"size = {self.size!r}: must be a positive whole number"
         if not is_power_of_two(self.alignment):
             return f"alignment = {self.alignment!r}: must be a power of two"
@@ -125,8 +124,8 @@ class PoolStats:
 
 
 def is_power_of_two(n: int) -> bool:
-    """Whether `n` is one of 1, 2, 4, 8, …; a boolean is not."""
-    return isinstance(n, int) and not isinstance(n, bool) and n > 0 and n & (n - 1) == 0
+    """Whether `n` is 1, 2, 4, 8, …; nothing else is: not 0, no negative number, no boolean."""
+    return is_whole_number(n) and n > 0 and n & (n - 1) == 0
 
 
 def align_up(size: int, alignment: int) -> int:
@@ -192,8 +191,7 @@ def optimal_pool_size(peak_usage: int, headroom_factor: float, page_size: int) -
     """`peak_usage * headroom_factor`, rounded up to whole pages."""
     if peak_usage < 0:
         raise InvalidInputError(f"peak_usage = {peak_usage}: must not be negative")
-    if not (math.isfinite(headroom_factor) and headroom_factor >= 1):
-        raise InvalidInputError(f"headroom_factor = {headroom_factor!r}: must be at least 1")
+    finite_number("headroom_factor", headroom_factor, least=1)
     if page_size <= 0:
         raise InvalidInputError(f"page_size = {page_size}: must be positive")
     return -(-math.ceil(peak_usage * headroom_factor) // page_size) * page_size

@@ -37,6 +37,7 @@ from tensorforge.train.run_checkpoints import Checkpointer, CheckpointPlan
 from tensorforge.train.run_config import RunConfig
 from tensorforge.train.run_log import RunLog
 from tensorforge.train.signals import SignalHandlers
+from tensorforge.validation import whole_number
 
 
 class Run:
@@ -365,8 +366,8 @@ class _Goal:
         if (epochs is None) == (total is None):
             raise InvalidInputError("steps: say how far to go, with either `epochs` or `total`")
         for name, value in (("epochs", epochs), ("total", total)):
-            if value is not None and (isinstance(value, bool) or value < 0):
-                raise InvalidInputError(f"{name} = {value!r}: must be a whole number, 0 or more")
+            if value is not None:
+                whole_number(name, value, least=0)
         self._epochs = epochs
         self._total = total
 
