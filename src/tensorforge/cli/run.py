@@ -165,7 +165,7 @@ def show_outcome(outcome: Outcome, folder: Path, seconds: float, *, as_json: boo
         typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); {again}", err=True)
         return
     failure = outcome.failure
-    if failure is not None and failure.shown:
-        typer.echo(f"the traceback of {outcome.worker}:\n{failure.shown}", err=True)
+    if failure is not None and failure.traceback_shown:
+        typer.echo(f"the traceback of {outcome.worker}:\n{failure.traceback_shown}", err=True)
     typer.secho(f"error: {outcome.reason}", err=True, fg=typer.colors.RED)
     typer.echo(f"logs: {folder / 'logs'}", err=True)

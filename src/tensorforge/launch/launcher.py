@@ -242,7 +242,7 @@ class Launcher:
 
     def _exited(self, child: str, code: int) -> None:
         self._logs.close(child)
-        if self._spares.ended(child):
+        if self._spares.exited(child):
             return
         if child == COORDINATOR:
             self._note(coordinator=None)
@@ -360,7 +360,7 @@ class Launcher:
         """Start what the next workers will be, while nobody waits for anything else."""
         if self._address is None or self._outcome is not None or not self._supervisor.is_settled:
             return
-        for name in self._spares.missing(self._supervisor.next_names(self._settings.spares)):
+        for name in self._spares.to_start(self._supervisor.next_names(self._settings.spares)):
             self._start_process(name, self._spares.modules)
 
     def _start_process(self, worker: str, preload: tuple[str, ...] | None = None) -> int:

@@ -13,8 +13,8 @@ from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
     [
         (0, "exited with code 0"),
         (3, "exited with code 3"),
-        (-9, "was killed by SIGKILL (by someone, or by the kernel for want of memory)"),
-        (137, "was killed by SIGKILL (by someone, or by the kernel for want of memory)"),
+        (-9, "was killed by SIGKILL (by someone, or by the kernel because memory ran out)"),
+        (137, "was killed by SIGKILL (by someone, or by the kernel because memory ran out)"),
         (-11, "was killed by SIGSEGV (it crashed in native code)"),
         (-15, "was killed by SIGTERM"),
         (-99, "was killed by signal 99"),
@@ -42,7 +42,7 @@ def test_a_failure_is_told_in_one_line():
 def test_a_script_that_ends_itself_raised_nothing_worth_showing():
     ended = UserFailure(kind="SystemExit", message="2", where="t.py:3 in f", traceback="Traceback")
     assert ended.summary == "called sys.exit(2) (t.py:3 in f)"
-    assert ended.shown == ""
+    assert ended.traceback_shown == ""
 
 
 def test_the_budget_refills_as_its_window_moves():
