@@ -8,4 +8,5 @@ Plain immutable values, shared by the packages that plan (`tensorforge.data`), d
     topology.py   the members of one generation
     state.py      where training stands
     events.py     a change from one topology to the next
+    committed_step.py   one optimizer step that all members applied
 """

@@ -15,13 +15,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.elastic.protocol.access import ROLES, is_loopback
 from tensorforge.elastic.protocol.token_files import load_or_issue
 from tensorforge.errors import NotFoundError
 from tensorforge.launch.coordinator_link import CoordinatorLink
-from tensorforge.launch.display.displays import Display
+from tensorforge.launch.display.displays import Display, FailsafeDisplay
 from tensorforge.launch.display.run_view import RunView
-from tensorforge.launch.display.steady import SteadyDisplay
 from tensorforge.launch.launch_settings import (
     JOURNAL_FILE,
     LOGS_FOLDER,
@@ -49,14 +49,13 @@ from tensorforge.launch.run_directory import (
     make_folder,
     write_record,
 )
-from tensorforge.launch.run_log_reader import Progress, RunLogTail
+from tensorforge.launch.run_log_reader import RunLogEvents, RunLogTail
 from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
     CoordinatorStarted,
     Event,
     SpareReady,
     StacksDumped,
-    StepCommitted,
     StopRequested,
     TargetChanged,
     Tick,
@@ -111,7 +110,7 @@ class Launcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._display = SteadyDisplay(display)
+        self._display = FailsafeDisplay(display)
         self._python = python
         self._clock = clock
         self._supervisor = Supervisor(settings.policy)
@@ -137,7 +136,7 @@ class Launcher:
         self._spares = Spares(settings.spares, settings.preloads())
         self._step = -1
         self._logged_at = -math.inf
-        self._progress = Progress()
+        self._log_events = RunLogEvents()
         self._tail = RunLogTail(settings.run_dir / WORKERS_FOLDER)
 
     def run(self) -> Outcome:
@@ -179,9 +178,9 @@ class Launcher:
             self._display.refresh(self._view, self._clock())
 
     def _read_logs(self) -> None:
-        for event in self._progress.events(self._tail.read()):
+        for event in self._log_events.events(self._tail.read()):
             self._logged_at = self._clock()
-            if isinstance(event, StepCommitted):
+            if isinstance(event, CommittedStep):
                 self._committed(event)
                 continue
             if isinstance(event, TrainingResumed):
@@ -262,7 +261,7 @@ class Launcher:
             return
         for news in self._link.take():
             for event in self._observer.look(news.view, answers=news.answers):
-                if not isinstance(event, StepCommitted):
+                if not isinstance(event, CommittedStep):
                     self._happened(event)
                 elif self._clock() > self._logged_at + LOGS_TRUSTED:
                     self._committed(event)
@@ -273,7 +272,7 @@ class Launcher:
         if wish is not None:
             link.set_target(wish.workers, wish.expected)
 
-    def _committed(self, event: StepCommitted) -> None:
+    def _committed(self, event: CommittedStep) -> None:
         """A step counts once, whoever tells of it first."""
         if event.step > self._step:
             self._step = event.step

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.encoding import Json
 from tensorforge.launch.supervisor.events import (
     CheckpointProgress,
     Event,
-    StepCommitted,
     TrainingResumed,
     WorkerConcluded,
 )
@@ -64,13 +63,12 @@ def parse_line(line: bytes) -> Iterator[Mapping[str, Json]]:
         yield value
 
 
-class Progress:
+class RunLogEvents:
     """Turns the workers' lines into events; a step that several workers report counts once."""
 
     def __init__(self) -> None:
         self._step = -1
         self._generation = self._resumed_in = 0
-        self._samples = 0
 
     def events(self, lines: Iterable[Mapping[str, Json]]) -> Iterator[Event]:
         """What the lines tell, in order."""
@@ -98,34 +96,16 @@ class Progress:
             yield TrainingResumed(step, before)
 
     def _commit(self, line: Mapping[str, Json]) -> Iterator[Event]:
-        step, samples = line.get("step"), line.get("samples")
-        generation = line.get("generation")
-        if isinstance(generation, int):
-            if generation < self._resumed_in:
-                return  # read late: what it tells of is lost
-            self._generation = max(self._generation, generation)
-        if not isinstance(step, int) or step <= self._step:
-            return
-        self._step = step
-        self._samples += samples if isinstance(samples, int) else 0
-        metrics = line.get("metrics")
-        epoch = line.get("epoch")
-        yield StepCommitted(
-            step,
-            epoch=epoch if isinstance(epoch, int) else 0,
-            samples=self._samples,
-            loss=_number(metrics.get("loss")) if isinstance(metrics, dict) else None,
-            learning_rate=_number(line.get("learning_rate")),
-        )
+        committed = CommittedStep.from_json(line)
+        if committed is None or 0 < committed.generation < self._resumed_in:
+            return  # of an earlier generation: the workers that had this step's state are gone
+        self._generation = max(self._generation, committed.generation)
+        if committed.step > self._step:
+            self._step = committed.step
+            yield committed
 
 
 def _checkpoint(line: Mapping[str, Json]) -> Iterator[Event]:
-    step, share = line.get("step"), _number(line.get("share"))
+    step = line.get("step")
     if isinstance(step, int):
-        yield CheckpointProgress(step, complete=bool(line.get("complete")), share=share)
-
-
-def _number(value: Json) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else math.nan
+        yield CheckpointProgress(step, complete=bool(line.get("complete")))

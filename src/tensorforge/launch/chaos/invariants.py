@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.encoding import Json
 from tensorforge.wording import counted
 
@@ -34,25 +35,26 @@ def generations_grow(seen: Sequence[int]) -> Verdict:
 
 
 def steps_are_committed_once(lines: Iterable[Line]) -> Verdict:
-    """No worker commits a step twice or goes back; all that commit a step commit the same; none is lost."""
+    """No worker commits a step twice or goes back, all workers commit the same step, and no step is missing."""
     name = "every step is committed exactly once"
     last: dict[str, int] = {}
-    facts: dict[int, tuple[Json, ...]] = {}
+    facts: dict[int, tuple[int, int, Mapping[str, float]]] = {}
     reached = -1
     for line in lines:
         if line["kind"] == "formed":
-            reached = max(reached, _whole(line.get("committed_step")))
-        if line["kind"] != "commit":
+            reached = max(reached, _step_number(line.get("committed_step")))
+        committed = CommittedStep.from_json(line) if line["kind"] == "commit" else None
+        if committed is None:
             continue
-        worker, step = str(line.get("worker")), _whole(line.get("step"))
+        worker, step = str(line.get("worker")), committed.step
         if step <= last.get(worker, -1):
             return Verdict(name, False, f"{worker} committed step {step} after {last[worker]}")
         last[worker] = step
-        told = (line.get("epoch"), line.get("samples"), _frozen(line.get("metrics")))
+        told = (committed.epoch, committed.samples, committed.metrics)
         if facts.setdefault(step, told) != told:
             return Verdict(name, False, f"{worker} committed another step {step} than the others")
     missing = [step for step in range(max(facts, default=-1)) if step not in facts]
-    # A worker that rolled forward, or one that was killed, has not written its line.
+    # A worker that rolled forward, or that was killed, has not written a line for its last step.
     lost = [step for step in missing if step > reached]
     if lost:
         return Verdict(name, False, f"nobody committed the steps {lost[:5]}")
@@ -71,7 +73,7 @@ def members_agree(lines: Iterable[Line]) -> Verdict:
         digest = line.get("digest")
         if isinstance(digest, str) and line["kind"] in ("formed", "final"):
             key = "generation" if line["kind"] == "formed" else "committed_step"
-            place = (line["kind"], _whole(line.get(key)))
+            place = (line["kind"], _step_number(line.get(key)))
             digests[place][digest].add(str(line.get("worker")))
     for (kind, number), found in sorted(digests.items()):
         if len(found) > 1:
@@ -105,9 +107,5 @@ def run_goes_on(ended: str | None, reason: str, recovered: bool, remark: str = "
     return Verdict(name, recovered, told + remark)
 
 
-def _whole(value: Json) -> int:
+def _step_number(value: Json) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) else -1
-
-
-def _frozen(metrics: Json) -> tuple[tuple[str, Json], ...]:
-    return tuple(sorted(metrics.items())) if isinstance(metrics, dict) else ()

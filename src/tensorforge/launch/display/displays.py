@@ -7,17 +7,19 @@ import json
 import math
 import re
 import sys
+from collections.abc import Callable
 from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.encoding import Json
 from tensorforge.launch.display.render import render, rescale_line, step_line, timing_line
 from tensorforge.launch.display.run_view import RunView
 from tensorforge.launch.processes.output_lines import clean
-from tensorforge.launch.supervisor.events import Event, GenerationFormed, StepCommitted, Tick
+from tensorforge.launch.supervisor.events import Event, GenerationFormed, Tick
 from tensorforge.launch.supervisor.instructions import Level, Say
 
 STEP_LINE_SECONDS = 5.0
@@ -74,7 +76,7 @@ class PlainDisplay:
         """Rescales at once, steps every few seconds."""
         if isinstance(event, GenerationFormed) and view.rescales:
             self._rescaled(view)
-        elif isinstance(event, StepCommitted):
+        elif isinstance(event, CommittedStep):
             shown = self._step_shown_at
             if shown is None or now >= shown + STEP_LINE_SECONDS:
                 self._step_shown_at = now
@@ -155,9 +157,23 @@ class JsonDisplay:
 
     def event(self, event: Event, view: RunView, now: float) -> None:  # noqa: ARG002  one protocol for all
         """Every event but the passing of time."""
-        if not isinstance(event, Tick):
+        if isinstance(event, CommittedStep):
+            self._committed(event, view.samples)
+        elif not isinstance(event, Tick):
             name = re.sub(r"(?<!^)(?=[A-Z])", "_", type(event).__name__).lower()
-            self._write({"event": name, **_plain(dataclasses.asdict(event))})
+            self._write({"event": name, **dataclasses.asdict(event)})
+
+    def _committed(self, step: CommittedStep, samples: int) -> None:
+        self._write(
+            {
+                "event": "step_committed",
+                "step": step.step,
+                "epoch": step.epoch,
+                "samples": samples,
+                "loss": _finite(step.loss),
+                "learning_rate": _finite(step.learning_rate),
+            }
+        )
 
     def refresh(self, view: RunView, now: float) -> None:
         """Lines do not change."""
@@ -170,17 +186,56 @@ class JsonDisplay:
         self._stream.flush()
 
 
-def _plain(facts: dict[str, Json]) -> dict[str, Json]:
-    """JSON has no word for what is not a finite number."""
-    return {
-        key: None if isinstance(value, float) and not math.isfinite(value) else value
-        for key, value in facts.items()
-    }
+def _finite(value: float | None) -> float | None:
+    """JSON cannot express NaN or infinity; they are written as null."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _colour(worker: str) -> str:
     number = worker.rpartition("-")[2]
     return _PALETTE[int(number) % len(_PALETTE)] if number.isdecimal() else "white"
+
+
+class FailsafeDisplay:
+    """Passes everything on to another display until writing fails, and discards everything afterwards.
+
+    A closed terminal must not end training: it sends SIGHUP, which the launcher handles, unless the user
+    had SIGHUP ignored. `is_pipe_broken`: writing failed because the reader of a pipe closed it, as `head` does.
+    """
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._is_silent = False
+        self.is_pipe_broken = False
+
+    def printed(self, worker: str, line: str) -> None:
+        """A line of a worker's output."""
+        self._attempt(lambda: self._display.printed(worker, line))
+
+    def say(self, notice: Say) -> None:
+        """A notice of the supervisor."""
+        self._attempt(lambda: self._display.say(notice))
+
+    def event(self, event: Event, view: RunView, now: float) -> None:
+        """Something happened."""
+        self._attempt(lambda: self._display.event(event, view, now))
+
+    def refresh(self, view: RunView, now: float) -> None:
+        """Time has passed."""
+        self._attempt(lambda: self._display.refresh(view, now))
+
+    def close(self) -> None:
+        """The run is over."""
+        self._attempt(self._display.close)
+
+    def _attempt(self, show: Callable[[], None]) -> None:
+        if self._is_silent:
+            return
+        try:
+            show()
+        except OSError as error:
+            self._is_silent = True
+            self.is_pipe_broken = isinstance(error, BrokenPipeError)
 
 
 def choose_display(*, as_json: bool, plain: bool = False) -> Display:

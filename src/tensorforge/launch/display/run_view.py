@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.launch.supervisor.events import (
     CheckpointProgress,
     CoordinatorExited,
     CoordinatorStarted,
     Event,
     GenerationFormed,
-    StepCommitted,
     StopRequested,
     TargetChanged,
     TrainingFinished,
@@ -120,15 +121,15 @@ class RunView:
         for name in gone[: max(0, len(gone) - GONE_KEPT)]:
             del self.workers[name]
 
-    def _step(self, event: StepCommitted, now: float) -> None:
+    def _step(self, event: CommittedStep, now: float) -> None:
         if self.step is not None and event.step <= self.step:
             return
         self.phase = "stopping" if self.phase == "stopping" else "training"
         self.step, self.epoch = event.step, event.epoch
-        self.learning_rate = event.learning_rate
+        self.learning_rate = None if math.isnan(event.learning_rate) else event.learning_rate
         if event.samples:
-            self.samples = event.samples
-            self._rates.append((now, event.samples))
+            self.samples += event.samples
+            self._rates.append((now, self.samples))
             while self._rates[0][0] <= now - 2 * RATE_SECONDS:
                 self._rates.popleft()
         if event.loss is not None:
@@ -176,7 +177,7 @@ class RunView:
     _HANDLERS: ClassVar[Mapping[type, Callable[[RunView, Any, float], None]]] = {
         WorkerStarted: _started,
         WorkerExited: _exited,
-        StepCommitted: _step,
+        CommittedStep: _step,
         TrainingResumed: _resumed,
         GenerationFormed: _formed,
         CheckpointProgress: _checkpoint,

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.launch.supervisor.exit_codes import UserFailure
 
 
@@ -78,17 +79,6 @@ class StacksDumped:
 
 
 @dataclass(frozen=True, slots=True)
-class StepCommitted:
-    """A step was committed. `samples` counts from the start of the run."""
-
-    step: int
-    epoch: int = 0
-    samples: int = 0
-    loss: float | None = None
-    learning_rate: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingResumed:
     """The members start from the checkpoint of `step` (-1: from the beginning), not from a peer's state.
 
@@ -113,11 +103,10 @@ class GenerationFormed:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProgress:
-    """A checkpoint is being written (`share`: the part that is written, if known) or complete."""
+    """A checkpoint is being written, or is complete."""
 
     step: int
     complete: bool
-    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +167,7 @@ Event: TypeAlias = (
     | WorkerConcluded
     | WorkerExited
     | StacksDumped
-    | StepCommitted
+    | CommittedStep
     | TrainingResumed
     | GenerationFormed
     | CheckpointProgress

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, ClassVar
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.launch.supervisor.coordinator_restart import CoordinatorRestart
 from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
@@ -16,7 +17,6 @@ from tensorforge.launch.supervisor.events import (
     Event,
     GenerationFormed,
     StacksDumped,
-    StepCommitted,
     StopRequested,
     TargetChanged,
     TrainingAborted,
@@ -173,7 +173,7 @@ class Supervisor:
         else:
             self._failed(worker.name, describe_exit(event.code), event.failure, now)
 
-    def _step_committed(self, _event: StepCommitted, now: float) -> None:
+    def _step_committed(self, _event: CommittedStep, now: float) -> None:
         self._staffing.step_committed()
         self._failures.step_committed()
         self._ever_joined = True
@@ -221,7 +221,7 @@ class Supervisor:
         WorkerReleased: _worker_released,
         WorkerConcluded: _worker_concluded,
         WorkerExited: _worker_exited,
-        StepCommitted: _step_committed,
+        CommittedStep: _step_committed,
         TrainingResumed: _training_resumed,
         GenerationFormed: _generation_formed,
         TargetChanged: _target_changed,

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
@@ -34,19 +35,6 @@ class RunEnd:
 
     outcome: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """A committed step, as it is reported."""
-
-    generation: int
-    epoch: int
-    step: int
-    learning_rate: float
-    samples: int
-    global_batch_size: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Membership(Protocol):
@@ -90,7 +78,7 @@ class Membership(Protocol):
         """This worker is in the new group, with the same state as the others; what that moved."""
         ...
 
-    def report(self, progress: Progress) -> None:
+    def report(self, step: CommittedStep) -> None:
         """Tell of a committed step."""
         ...
 
@@ -209,7 +197,7 @@ class FixedMembership:
     def formed(self, generation: int, moved: Mapping[str, int]) -> None:
         """Nobody has to know."""
 
-    def report(self, progress: Progress) -> None:
+    def report(self, step: CommittedStep) -> None:
         """Nobody watches."""
 
     def suspect(self, generation: int, reason: str) -> None:  # noqa: ARG002

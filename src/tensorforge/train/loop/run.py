@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from tensorforge.catalog import CheckpointType
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.errors import (
     ClosedError,
     ConfigurationError,
@@ -30,7 +31,7 @@ from tensorforge.train.evaluation import Evaluation
 from tensorforge.train.gradients.shard_gradients import EntryReady
 from tensorforge.train.group.agreement import agree
 from tensorforge.train.group.gloo_group import GenerationGroup, GroupAbortedError
-from tensorforge.train.group.membership import FixedMembership, Membership, Progress, RunEnd
+from tensorforge.train.group.membership import FixedMembership, Membership, RunEnd
 from tensorforge.train.group.session import FormationTimes, Position, Session, Standing
 from tensorforge.train.loop.engine import StepEngine, Wishes
 from tensorforge.train.loop.step import Step
@@ -385,18 +386,16 @@ class Run:
             self._session.retire()
 
     def _report(self, step: Prepared, epoch: int) -> None:
-        samples = sum(part.size for part in step.taken)
-        progress = Progress(
+        committed = CommittedStep(
             generation=self._session.generation,
             epoch=epoch,
             step=step.step,
             learning_rate=self.state.applied_rate,
-            samples=samples,
-            global_batch_size=samples,
+            samples=sum(part.size for part in step.taken),
             metrics=step.metrics,
         )
-        self._membership.report(progress)
-        self._log.commit(self._session.rank, step.workers, asdict(progress))
+        self._membership.report(committed)
+        self._log.commit(self._session.rank, step.workers, committed)
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate if it is time; whether the group still works."""

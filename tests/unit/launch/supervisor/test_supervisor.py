@@ -1,18 +1,14 @@
-import ast
 import signal
-from pathlib import Path
 
 import pytest
 
-import tensorforge
-from tensorforge.launch.supervisor import stacks
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.launch.supervisor.coordinator_restart import ATTEMPTS
 from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
     CoordinatorStarted,
     GenerationFormed,
     StacksDumped,
-    StepCommitted,
     StopRequested,
     TargetChanged,
     Tick,
@@ -41,7 +37,7 @@ from tensorforge.launch.supervisor.instructions import (
     StopTraining,
 )
 from tensorforge.launch.supervisor.shutdown import CONFIRMATION_TIMEOUT
-from tensorforge.launch.supervisor.stacks import is_waiting_for_peers, script_stack
+from tensorforge.launch.supervisor.stacks import script_stack
 from tensorforge.launch.supervisor.staffing import SHRINK_TIMEOUT
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 from tensorforge.launch.supervisor.supervisor import Supervisor
@@ -79,7 +75,7 @@ def up(**settings) -> Driver:
     driver.tell(CoordinatorStarted("127.0.0.1:1", 9))
     members = tuple(driver.supervisor.workers)
     driver.tell(*(WorkerJoined(name) for name in members), GenerationFormed(1, members))
-    driver.tell(StepCommitted(1))
+    driver.tell(CommittedStep(step=1))
     return driver
 
 
@@ -117,7 +113,7 @@ def test_a_crash_loop_slows_down_and_progress_forgives_it():
     assert driver.tell(WorkerExited("worker-3", -11)) == []
     assert driver.supervisor.deadline() == driver.clock() + 0.5
     assert driver.wait(0.5) == [StartWorker("worker-4")]
-    driver.tell(StepCommitted(2))
+    driver.tell(CommittedStep(step=2))
     assert driver.tell(WorkerExited("worker-4", -11)) == [StartWorker("worker-5")]
 
 
@@ -131,7 +127,7 @@ def test_without_budget_the_run_goes_on_with_fewer():
 
 def test_without_budget_below_the_minimum_the_run_ends():
     driver = up(workers=2, min_workers=2, max_restarts=1)
-    driver.tell(WorkerExited("worker-0", -9), WorkerJoined("worker-2"), StepCommitted(2))
+    driver.tell(WorkerExited("worker-0", -9), WorkerJoined("worker-2"), CommittedStep(step=2))
     assert driver.tell(WorkerExited("worker-1", -9)) == [StopTraining("worker-2")]
     assert driver.tell(WorkerExited("worker-2", 0))[-1] == End(driver.outcome)
     assert driver.outcome.code == 1
@@ -143,7 +139,7 @@ def test_the_budget_refills_with_time():
     driver = up(workers=2, max_restarts=1, restart_window=60.0, hang_timeout=None)
     driver.tell(WorkerExited("worker-0", -9))
     driver.wait(60.0)
-    driver.tell(StepCommitted(2))
+    driver.tell(CommittedStep(step=2))
     assert driver.tell(WorkerExited("worker-1", -9)) == [StartWorker("worker-3")]
 
 
@@ -301,7 +297,7 @@ def test_an_exception_before_training_ends_the_run_at_once():
 def test_an_exception_in_training_is_forgiven_once_and_ends_the_run_the_second_time():
     driver = up(workers=2)
     assert driver.tell(WorkerExited("worker-1", 1, failure())) == [StartWorker("worker-2")]
-    driver.tell(WorkerJoined("worker-2"), StepCommitted(2))
+    driver.tell(WorkerJoined("worker-2"), CommittedStep(step=2))
     other = failure("OSError", "io.py:1 in read")
     assert driver.tell(WorkerExited("worker-2", 1, other)) == [StartWorker("worker-3")]
     assert driver.tell(WorkerExited("worker-3", 1, failure())) == [StopTraining("worker-0")]
@@ -559,41 +555,8 @@ def test_when_everyone_waits_there_is_a_warning_and_then_an_end():
 def test_progress_while_the_stacks_are_collected_acquits_everyone():
     driver = up(workers=1, hang_timeout=60.0)
     driver.wait(60.0)
-    driver.tell(StepCommitted(2), StacksDumped("worker-0", AT_WORK))
+    driver.tell(CommittedStep(step=2), StacksDumped("worker-0", AT_WORK))
     assert driver.wait(DUMP_TIMEOUT) == []
-
-
-IN_A_HOOK = """Stack (most recent call first):
-  File "/x/lib/python3.11/site-packages/torch/nn/utils.py", line 7 in clip
-  File "/job/train.py", line 9 in before_update
-  File "/x/tensorforge/train/loop/run.py", line 99 in commit
-  File "/job/train.py", line 21 in <module>
-  File "/x/tensorforge/launch/processes/bootstrap.py", line 88 in _run_script
-"""
-
-
-def test_code_of_the_user_that_the_commit_calls_is_not_waiting():
-    assert not is_waiting_for_peers(IN_A_HOOK)
-    assert is_waiting_for_peers(WAITING)
-    assert not is_waiting_for_peers("")
-
-
-def test_the_functions_that_count_as_waiting_exist_in_the_training_code():
-    folder = Path(tensorforge.__file__).parent / "train"
-    trees = [ast.parse(path.read_text()) for path in folder.rglob("*.py")]
-    functions = {
-        node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
-    }
-    assert functions >= stacks._WAITING
-
-
-def test_of_a_dump_the_stack_of_the_script_is_shown():
-    assert script_stack(AT_WORK).splitlines() == [
-        "the script's stack (most recent call first):",
-        '  File "/job/train.py", line 9 in loss',
-        '  File "/job/train.py", line 20 in <module>',
-    ]
-    assert script_stack("what is\nthis") == "what is\nthis"
 
 
 def test_a_worker_that_never_joins_hangs_too():

@@ -3,13 +3,13 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord, RunEnded
 from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.elastic.protocol.messages import State
 from tensorforge.launch.observations import LAUNCHER, Observer, TargetWish, changes
 from tensorforge.launch.supervisor.events import (
     GenerationFormed,
-    StepCommitted,
     TargetChanged,
     TrainingAborted,
     TrainingFinished,
@@ -291,7 +291,9 @@ def test_what_the_journal_tells_of_an_earlier_launch_is_no_news():
 
 def test_progress_is_told_with_the_loss():
     old, new = view(worker("a", 0), step=3), view(worker("a", 0, loss=0.5), step=7)
-    assert between(old, new) == [StepCommitted(7, epoch=0, loss=0.5, learning_rate=0.1)]
+    assert between(old, new) == [
+        CommittedStep(step=7, epoch=0, metrics={"loss": 0.5}, learning_rate=0.1)
+    ]
     assert between(new, old) == []
 
 
