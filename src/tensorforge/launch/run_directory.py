@@ -1,4 +1,4 @@
-"""The run's folder: who runs there, for those who come from outside (`chaos`, a second launcher)."""
+"""The run's folder: its lock, and the record of the processes that run there (`chaos` and others read it)."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ TOKEN_FILE = "token"  # noqa: S105  the name of a file, written only for its own
 
 @dataclass(frozen=True, slots=True)
 class ProcessRecord:
-    """A process, named so that another one with the same number is not mistaken for it."""
+    """A process, identified by pid and start time so that a later process with the same pid differs."""
 
     pid: int
     started: float
 
     @classmethod
     def of(cls, pid: int) -> ProcessRecord:
-        """The process that has this number now."""
+        """The process that has this pid now."""
         try:
             return cls(pid, psutil.Process(pid).create_time())
         except psutil.NoSuchProcess:
             return cls(pid, 0.0)
 
     def is_alive(self) -> bool:
-        """Whether it still runs."""
+        """Whether this process still runs."""
         try:
             process = psutil.Process(self.pid)
             same = process.create_time() == self.started
@@ -47,7 +47,7 @@ class ProcessRecord:
             return False
 
     def send(self, number: int) -> bool:
-        """Send a signal, unless the process is gone; whether it was sent."""
+        """Send a signal; return `False` if the process has exited."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -65,7 +65,7 @@ class ProcessRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A launched run as it is at the moment."""
+    """The processes of a launched run at this moment."""
 
     script: str
     coordinator_address: str | None = None
@@ -75,7 +75,7 @@ class RunRecord:
 
 
 def write_record(folder: Path, record: RunRecord) -> None:
-    """Replace the record; a reader sees the old one or the new one."""
+    """Replace the record atomically: a reader sees the old one or the new one."""
     temporary = folder / f".{RUN_FILE}.{os.getpid()}"
     try:
         temporary.write_text(json.dumps(encode(record), indent=2))
@@ -86,7 +86,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
 
 
 def read_record(folder: Path) -> RunRecord:
-    """The record of the run in this folder."""
+    """Read the record of the run in this folder; `NotFoundError` if there is none."""
     try:
         text = (folder / RUN_FILE).read_text()
     except OSError as error:
@@ -103,7 +103,7 @@ def read_record(folder: Path) -> RunRecord:
 
 
 def running(folder: Path) -> list[Path]:
-    """The folders below this one in which a launcher is at work."""
+    """The folders below this one in which a launcher runs."""
     found = []
     for path in sorted(folder.glob(f"*/{RUN_FILE}")):
         with contextlib.suppress(NotFoundError, EncodingError):
@@ -113,7 +113,7 @@ def running(folder: Path) -> list[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder, and those above it, unless it is there."""
+    """Make the folder and its parents if they do not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -123,7 +123,7 @@ def make_folder(folder: Path) -> None:
 
 
 class RunLock:
-    """One launcher per folder: held while it lives, let go when it ends in whatever way."""
+    """Excludes a second launcher from the folder; the kernel releases the lock when the process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""Following what the workers write down: `RUN_DIR/workers/<worker>.jsonl`, one JSON object a line."""
+"""Following the workers' run logs: `RUN_DIR/workers/<worker>.jsonl`, one JSON object per line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ LINE_LIMIT = 1 << 20
 
 
 class RunLogTail:
-    """Reads what was added since the last call. Half a line waits; a line that is no JSON is skipped."""
+    """Reads the lines that were added since the last call; lines that are not JSON are skipped.
+
+    An incomplete last line is kept until the rest of it is written.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -28,14 +31,14 @@ class RunLogTail:
         self._rests: dict[Path, bytes] = {}
 
     def read(self) -> list[Mapping[str, Json]]:
-        """The new lines of all workers."""
+        """The new lines of all workers, file by file."""
         found: list[Mapping[str, Json]] = []
         for path in sorted(self._folder.glob("*.jsonl")):
             found += self._read_file(path)
         return found
 
     def close(self) -> None:
-        """Close the files."""
+        """Close all files."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -54,7 +57,7 @@ class RunLogTail:
 
 
 def parse_line(line: bytes) -> Iterator[Mapping[str, Json]]:
-    """The object on the line, if it is one."""
+    """The object on the line, if it is one with a `kind`."""
     try:
         value = json.loads(line)
     except ValueError:
@@ -64,14 +67,14 @@ def parse_line(line: bytes) -> Iterator[Mapping[str, Json]]:
 
 
 class RunLogEvents:
-    """Turns the workers' lines into events; a step that several workers report counts once."""
+    """Turns the workers' log lines into events; a step that several workers log becomes one event."""
 
     def __init__(self) -> None:
         self._step = -1
         self._generation = self._resumed_in = 0
 
     def events(self, lines: Iterable[Mapping[str, Json]]) -> Iterator[Event]:
-        """What the lines tell, in order."""
+        """The events of these lines, in order."""
         for line in lines:
             if line["kind"] == "formed":
                 yield from self._formed(line)
@@ -83,7 +86,7 @@ class RunLogEvents:
                 yield WorkerConcluded(str(line.get("worker")), str(line.get("outcome")))
 
     def _formed(self, line: Mapping[str, Json]) -> Iterator[Event]:
-        """Nobody goes back as long as one worker knows the way, so an earlier step means that all are new."""
+        """A generation that forms at an earlier step has lost all workers and starts from a checkpoint."""
         step, generation = line.get("committed_step"), line.get("generation")
         if not isinstance(step, int) or not isinstance(generation, int):
             return
@@ -98,7 +101,7 @@ class RunLogEvents:
     def _commit(self, line: Mapping[str, Json]) -> Iterator[Event]:
         committed = CommittedStep.from_json(line)
         if committed is None or 0 < committed.generation < self._resumed_in:
-            return  # of an earlier generation: the workers that had this step's state are gone
+            return  # from before the resumption: this step is lost
         self._generation = max(self._generation, committed.generation)
         if committed.step > self._step:
             self._step = committed.step

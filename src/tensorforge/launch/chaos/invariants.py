@@ -1,4 +1,4 @@
-"""What must hold after a storm, judged from what was seen and from what the workers wrote down."""
+"""What must hold after a storm, judged from the coordinator's views and the workers' logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Line = Mapping[str, Json]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a promise was kept, and the facts behind the answer."""
+    """Whether one invariant holds, and the facts behind the answer."""
 
     name: str
     holds: bool
@@ -24,7 +24,7 @@ class Verdict:
 
 
 def generations_grow(seen: Sequence[int]) -> Verdict:
-    """The generations, in the order in which they were seen, never go back."""
+    """The generations, in the order in which the views showed them, never decrease."""
     name = "generations only grow"
     for before, after in itertools.pairwise(seen):
         if after < before:
@@ -66,7 +66,7 @@ def steps_are_committed_once(lines: Iterable[Line]) -> Verdict:
 
 
 def members_agree(lines: Iterable[Line]) -> Verdict:
-    """All members of a generation, and all that saw the end at the same step, have one digest."""
+    """All members of a generation, and all workers that ended at the same step, have the same digest."""
     name = "all members have one digest"
     digests: dict[tuple[str, int], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for line in lines:
@@ -84,7 +84,7 @@ def members_agree(lines: Iterable[Line]) -> Verdict:
 
 
 def ledger_is_complete(lines: Iterable[Line]) -> Verdict:
-    """Whoever saw the end of the training proved that each sample was in exactly one committed step."""
+    """Each worker that completed the training proved that each sample was in exactly one committed step."""
     name = "each sample was used exactly once"
     proofs = [
         str(line.get("proof"))
@@ -99,7 +99,7 @@ def ledger_is_complete(lines: Iterable[Line]) -> Verdict:
 
 
 def run_goes_on(ended: str | None, reason: str, recovered: bool, remark: str = "") -> Verdict:
-    """After the storm the run is complete, or it commits steps again."""
+    """After the storm the run has completed, or commits steps again."""
     name = "the run survived"
     if ended is not None:
         return Verdict(name, ended == "completed", f"{ended}: {reason}")

@@ -1,4 +1,4 @@
-"""The live view as text: for a terminal (rich) and as single lines for everywhere else."""
+"""Drawing the view of a run: for a terminal as a whole, and as single lines for other output."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _COLOURS = {"training": "green", "standing by": "cyan", "lost": "red", "leaving"
 
 
 def render(view: RunView, now: float, width: int) -> RenderableType:
-    """The whole view, at most `width` columns wide."""
+    """The complete view, at most `width` columns wide."""
     parts: list[RenderableType] = [_headline(view), Text(step_line(view, now) or "no step yet")]
     if view.losses:
         label = "loss "
@@ -48,7 +48,7 @@ def _headline(view: RunView) -> Text:
 
 
 def step_line(view: RunView, now: float) -> str | None:
-    """Where training stands, in one line; `None` before the first step."""
+    """The last committed step in one line; `None` before the first."""
     if view.step is None:
         return None
     parts = [f"step {view.step}", f"epoch {view.epoch}"]
@@ -88,7 +88,7 @@ def _age(seconds: float) -> str:
 
 
 def _timeline(view: RunView, now: float, width: int) -> Table:
-    """The last rescales, a line each; what is worth least goes first where there is no room."""
+    """The last rescales, one line each; a narrow terminal shows no phases, a very narrow one no reasons."""
     table = Table.grid(padding=(0, 2))
     generation = "generation" if width >= _ROOM_FOR_REASONS else "gen"
     for rescale in list(view.rescales)[-RESCALES_SHOWN:]:
@@ -126,9 +126,9 @@ def timing_line(rescale: Rescale) -> str:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Draw `values` in at most `width` characters; several that share one are averaged.
+    """Draw a curve of `values` in at most `width` characters; each shows the mean of its values.
 
-    Values that are not finite show as `!` and do not stretch the scale.
+    Values that are not finite appear as `!` and do not count for the scale.
     """
     if width <= 0 or not values:
         return ""

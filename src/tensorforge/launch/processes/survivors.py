@@ -1,4 +1,4 @@
-"""Whether a member that the journal names can still be alive: what a new launch must know of the last one."""
+"""Whether the process of a member in the journal has ended, for a launch that continues an earlier one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tensorforge.elastic.protocol.access import is_loopback
 
 
 def is_gone(seat: Seat, host: str) -> bool:
-    """Whether the member's process is known to have ended; one on another machine never is.
+    """Whether the member's process has certainly ended; `False` for a process on another machine.
 
-    `host` is where this machine's workers reach the coordinator.
+    `host`: the address at which this machine's workers reach the coordinator.
     """
     hostname = seat.worker.hostname
     if seat.pid is None or not (is_loopback(hostname) or hostname == host):
@@ -22,7 +22,7 @@ def is_gone(seat: Seat, host: str) -> bool:
         process = psutil.Process(int(seat.pid))
         if process.status() == psutil.STATUS_ZOMBIE:
             return True
-        # Whoever is given no name takes this one: see `ElasticMembership.from_environment`.
+        # The default name of a worker: see `ElasticMembership.from_environment`.
         unnamed = f"{socket.gethostname()}-{seat.pid}"
         return process.environ().get("TENSORFORGE_WORKER_ID", unnamed) != seat.worker.id
     except psutil.NoSuchProcess:

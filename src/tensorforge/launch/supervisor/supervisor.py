@@ -6,8 +6,7 @@ launcher, and `deadline()` says when the launcher must send a `Tick` at the late
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator
 
 from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.launch.supervisor.coordinator_restart import CoordinatorRestart
@@ -95,9 +94,8 @@ class Supervisor:
         self._out = []
         if self.phase is Phase.ENDED:
             return []
-        handler = self._HANDLERS.get(type(event))
-        if handler is not None:
-            handler(self, event, now)
+        self._handle_worker(event, now)
+        self._handle_run(event, now)
         self._check_deadlines(now)
         if self.phase is Phase.RUNNING and self._coordinator.has_served:
             self._out += self._staffing.reconcile(now)
@@ -118,7 +116,45 @@ class Supervisor:
         if hang is not None and self.phase is Phase.RUNNING:
             yield hang
 
-    # One method per event
+    def _handle_worker(self, event: Event, now: float) -> None:
+        match event:
+            case WorkerJoined(worker):
+                self._ever_joined = True
+                self._out += self._staffing.worker_joined(worker)
+                self._hangs.progressed(now, committed=False)
+            case WorkerLost(worker, reason):
+                self._out += self._staffing.worker_lost(worker, reason, now)
+            case WorkerReleased(worker, reason, surplus):
+                self._out += self._staffing.worker_released(worker, reason, now, surplus=surplus)
+            case WorkerConcluded(worker, outcome):
+                if outcome == "complete":
+                    self._shutdown.worker_completed()
+                self._departures.concluded(worker, outcome)
+            case WorkerExited():
+                self._worker_exited(event, now)
+            case StacksDumped(worker, text):
+                self._stack_arrived(worker, text)
+
+    def _handle_run(self, event: Event, now: float) -> None:
+        match event:
+            case CoordinatorStarted():
+                self._coordinator_started(event, now)
+            case CoordinatorExited():
+                self._coordinator_exited(event, now)
+            case CommittedStep():
+                self._step_committed(now)
+            case TrainingResumed():
+                self._training_resumed(event, now)
+            case GenerationFormed():
+                self._generation_formed(event, now)
+            case TargetChanged(workers):
+                self._out += self._staffing.operator_wants(workers, now)
+            case TrainingFinished(reason):
+                self._shutdown.finished(reason, now)
+            case TrainingAborted(reason):
+                self._shutdown.aborted(reason, now)
+            case StopRequested(signal):
+                self._out += self._shutdown.interrupted(signal, now)
 
     def _coordinator_started(self, event: CoordinatorStarted, now: float) -> None:
         self._say(f"coordinator at {event.address}", Level.INFO)
@@ -141,23 +177,6 @@ class Supervisor:
             return
         self._say(f"{what}; it is started again on its journal, training goes on", Level.WARNING)
 
-    def _worker_joined(self, event: WorkerJoined, now: float) -> None:
-        self._ever_joined = True
-        self._out += self._staffing.worker_joined(event.worker)
-        self._hangs.progressed(now, committed=False)
-
-    def _worker_lost(self, event: WorkerLost, now: float) -> None:
-        self._out += self._staffing.worker_lost(event.worker, event.reason, now)
-
-    def _worker_released(self, event: WorkerReleased, now: float) -> None:
-        name, reason = event.worker, event.reason
-        self._out += self._staffing.worker_released(name, reason, now, surplus=event.surplus)
-
-    def _worker_concluded(self, event: WorkerConcluded, _now: float) -> None:
-        if event.outcome == "complete":
-            self._shutdown.worker_completed()
-        self._departures.concluded(event.worker, event.outcome)
-
     def _worker_exited(self, event: WorkerExited, now: float) -> None:
         worker = self._staffing.workers.pop(event.worker, None)
         if worker is None:
@@ -173,7 +192,7 @@ class Supervisor:
         else:
             self._failed(worker.name, describe_exit(event.code), event.failure, now)
 
-    def _step_committed(self, _event: CommittedStep, now: float) -> None:
+    def _step_committed(self, now: float) -> None:
         self._staffing.step_committed()
         self._failures.step_committed()
         self._ever_joined = True
@@ -195,43 +214,11 @@ class Supervisor:
         self._staffing.generation_formed(event.members)
         self._hangs.progressed(now, committed=False)
 
-    def _target_changed(self, event: TargetChanged, now: float) -> None:
-        self._out += self._staffing.operator_wants(event.workers, now)
-
-    def _training_finished(self, event: TrainingFinished, now: float) -> None:
-        self._shutdown.finished(event.reason, now)
-
-    def _training_aborted(self, event: TrainingAborted, now: float) -> None:
-        self._shutdown.aborted(event.reason, now)
-
-    def _stop_requested(self, event: StopRequested, now: float) -> None:
-        self._out += self._shutdown.interrupted(event.signal, now)
-
-    def _stacks_dumped(self, event: StacksDumped, _now: float) -> None:
-        self._hangs.stack_arrived(event.worker, event.text)
-        worker = self._staffing.workers.get(event.worker)
+    def _stack_arrived(self, name: str, text: str) -> None:
+        self._hangs.stack_arrived(name, text)
+        worker = self._staffing.workers.get(name)
         if worker is not None:
-            self._out += worker.stack_arrived(script_stack(event.text))
-
-    _HANDLERS: ClassVar[Mapping[type, Callable[[Any, Any, float], None]]] = {
-        CoordinatorStarted: _coordinator_started,
-        CoordinatorExited: _coordinator_exited,
-        WorkerJoined: _worker_joined,
-        WorkerLost: _worker_lost,
-        WorkerReleased: _worker_released,
-        WorkerConcluded: _worker_concluded,
-        WorkerExited: _worker_exited,
-        CommittedStep: _step_committed,
-        TrainingResumed: _training_resumed,
-        GenerationFormed: _generation_formed,
-        TargetChanged: _target_changed,
-        TrainingFinished: _training_finished,
-        TrainingAborted: _training_aborted,
-        StopRequested: _stop_requested,
-        StacksDumped: _stacks_dumped,
-    }
-
-    # What several events lead to
+            self._out += worker.stack_arrived(script_stack(text))
 
     def _failed(self, name: str, what: str, failure: UserFailure | None, now: float) -> None:
         told = f"{name} {what if failure is None else failure.summary}"
