@@ -17,7 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from tensorforge.testing.network import DistantHost
+    from tensorforge.testing.network_namespace import DistantHost
     from tensorforge.testing.s3 import S3Server
 
 # The standard library starts this helper process once and keeps it; it is no test's leak.
@@ -135,7 +135,7 @@ def s3_server() -> Iterator[S3Server]:
 @pytest.fixture
 def distant_host() -> Iterator[DistantHost]:
     """Another host, as far as the network is concerned."""
-    from tensorforge.testing.network import DistantHost
+    from tensorforge.testing.network_namespace import DistantHost
 
     if not DistantHost.is_possible():
         pytest.skip("NOT TESTED, a split network: this machine gives us no network namespaces")

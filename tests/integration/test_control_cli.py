@@ -14,7 +14,7 @@ import pytest
 from tensorforge.cli.main import main
 from tensorforge.elastic import ElasticCoordinator, ElasticTrainingConfig, ElasticWorker, WorkerId
 from tensorforge.launch.run_directory import ProcessRecord, RunRecord, write_record
-from tensorforge.testing.loop import TrainingLoop
+from tensorforge.testing.minimal_worker import MinimalTrainingLoop
 
 CONFIG = ElasticTrainingConfig(
     stability_window_ms=100,
@@ -30,7 +30,7 @@ def cluster():
         for name in ("a", "b"):
             worker = ElasticWorker(WorkerId(name, "127.0.0.1", 0), CONFIG)
             worker.connect_to_cluster(coordinator.address)
-            loops.append(TrainingLoop(worker))
+            loops.append(MinimalTrainingLoop(worker))
         threads = [threading.Thread(target=loop.run) for loop in loops]
         for thread in threads:
             thread.start()

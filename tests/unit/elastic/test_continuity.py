@@ -6,7 +6,7 @@ from tensorforge.elastic import ElasticTrainingConfig
 from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.cluster_state import Phase
 from tensorforge.elastic.protocol import messages
-from tensorforge.testing.control import SimulatedCluster
+from tensorforge.testing.simulated_cluster import SimulatedCluster
 
 RESCALE = 30.0
 
