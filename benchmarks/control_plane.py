@@ -27,9 +27,9 @@ import psutil
 
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic import CoordinatorClient, ElasticTrainingConfig
-from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
 from tensorforge.elastic.protocol import messages
 from tensorforge.elastic.protocol.commands import SERVICE
+from tensorforge.elastic.protocol.rescale_record import RescaleRecord
 from tensorforge.statistics import percentile
 from tensorforge.testing.process_cluster import ProcessCluster
 

@@ -123,8 +123,7 @@ def ours(repeats: int, folder: Path) -> dict[str, list[float]]:
             time.sleep(1.0)  # the coordinator hears of the first commit with the next heartbeat
             with CoordinatorClient(cluster.address) as client:
                 record = [r for r in client.status().rescales if r.removed][-1]
-            parts = (record.decision_ms, record.barrier_ms, record.forming_ms)
-            noticed = sum(part or 0.0 for part in parts) + (record.first_commit_ms or 0.0)
+            noticed = sum(record.milliseconds.values()) - record.detection_ms
             found["freeze"].append(noticed / 1000)
             before = newest_generation(cluster)
             cluster.thaw(victim)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import tempfile
 import threading
 import time
@@ -16,6 +15,8 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tensorforge import environment
+
 if TYPE_CHECKING:
     from tensorforge.testing.network_namespace import DistantHost
     from tensorforge.testing.s3 import S3Server
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 # The standard library starts this helper process once and keeps it; it is no test's leak.
 resource_tracker.ensure_running()
 
-SOAK = bool(os.environ.get("TENSORFORGE_SOAK"))
+SOAK = environment.SOAK.read()
 GRACE_SECONDS = 5.0
 
 settings.register_profile(

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tensorforge.environment import PRELOAD
 from tensorforge.errors import NotFoundError, UnavailableError
-from tensorforge.launch.processes.bootstrap import PRELOAD
 from tensorforge.launch.processes.children import Children, Exited, Printed, Reported, StackLine
 
 BOOTSTRAP = [sys.executable, "-m", "tensorforge.launch.processes.bootstrap"]
@@ -309,7 +309,7 @@ def test_a_killed_reaper_is_no_reason_to_stop(children, script):
 
 
 def start_spare(children, script, preload):
-    environment = {**ENVIRONMENT, PRELOAD: preload}
+    environment = {**ENVIRONMENT, PRELOAD.name: preload}
     return children.start(
         "spare", [*BOOTSTRAP, str(script)], environment, script.parent, spare=True
     )

@@ -29,7 +29,7 @@ def test_an_operators_number_survives_all_that_the_launcher_was_about_to_ask_for
                         return events
 
         def make_wish():
-            wish = observer.next_wish()
+            wish = observer.next_request()
             link.set_target(wish.workers, wish.expected)
 
         try:
@@ -41,7 +41,7 @@ def test_an_operators_number_survives_all_that_the_launcher_was_about_to_ask_for
             make_wish()
             observer.asked(2)
             assert TargetChanged(8) in answered()
-            assert observer.next_wish() is None
+            assert observer.next_request() is None
             assert operator.status().desired_workers == 8
         finally:
             link.close()

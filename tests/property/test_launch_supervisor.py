@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tensorforge import environment
 from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
@@ -38,7 +37,7 @@ from tensorforge.launch.supervisor.staffing import SHRINK_TIMEOUT
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 from tensorforge.launch.supervisor.supervisor import Supervisor
 
-SOAK = bool(os.environ.get("TENSORFORGE_SOAK"))
+SOAK = environment.SOAK.read()
 
 
 class Launched(RuleBasedStateMachine):

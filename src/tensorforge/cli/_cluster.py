@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 import typer
 
+from tensorforge import environment
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.elastic.protocol.access import TlsOptions
 from tensorforge.elastic.protocol.cluster_view import ClusterView
@@ -24,7 +25,7 @@ Address = Annotated[
     typer.Option(
         "--coordinator",
         "-c",
-        envvar="TENSORFORGE_COORDINATOR",
+        envvar=environment.COORDINATOR.name,
         help="HOST:PORT of the coordinator; by default that of the only run under ./runs.",
     ),
 ]
@@ -33,20 +34,21 @@ RunDir = Annotated[
 ]
 Token = Annotated[
     str | None,
-    typer.Option("--token", envvar="TENSORFORGE_TOKEN", help="A token.", show_envvar=True),
+    typer.Option("--token", envvar=environment.TOKEN.name, help="A token.", show_envvar=True),
 ]
 TokenFile = Annotated[Path | None, typer.Option("--token-file", help="A file with a token.")]
 Ca = Annotated[
     Path | None,
     typer.Option(
-        "--ca", envvar="TENSORFORGE_CA", help="PEM of the authority that signs the peers."
+        "--ca", envvar=environment.CA.name, help="PEM of the authority that signs the peers."
     ),
 ]
 Cert = Annotated[
-    Path | None, typer.Option("--cert", envvar="TENSORFORGE_CERT", help="PEM of our certificate.")
+    Path | None,
+    typer.Option("--cert", envvar=environment.CERT.name, help="PEM of our certificate."),
 ]
 Key = Annotated[
-    Path | None, typer.Option("--key", envvar="TENSORFORGE_KEY", help="PEM of its key.")
+    Path | None, typer.Option("--key", envvar=environment.KEY.name, help="PEM of its key.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
@@ -69,7 +71,7 @@ def locate(coordinator: str | None, run_dir: Path | None) -> tuple[str, Path | N
 
     folder = run_dir if run_dir is not None else _only_run()
     record = read_record(folder)
-    if not record.launcher.is_alive():
+    if not record.launcher.is_running():
         raise NotFoundError(f"the run in {folder} is not active: its launcher has ended")
     if record.coordinator_address is None:
         raise UnavailableError(f"the run in {folder} has no coordinator yet; try again later")

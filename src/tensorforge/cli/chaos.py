@@ -84,7 +84,7 @@ def chaos(
             victim = strike.victim or "nobody"
             typer.echo(f"{strike.at:7.2f} s  {strike.kind.value:<16} {victim:<12} {strike.note}")
 
-    job = Job(connect(address, token, token_file, ca, cert, key, run_dir), address, run_dir)
+    job = Job(connect(address, token, token_file, ca, cert, key, run_dir), run_dir)
     try:
         view = job.open()
         if not json_output:

@@ -17,7 +17,7 @@ import typer
 from tensorforge.errors import InvalidInputError, NotFoundError, TensorForgeError
 
 if TYPE_CHECKING:
-    from tensorforge.memory.traces.advise import Advice
+    from tensorforge.memory.traces.pool_advice import Advice
     from tensorforge.memory.traces.replay import BoundedReplay, Replay
     from tensorforge.memory.traces.trace import AllocationTrace
 
@@ -113,8 +113,8 @@ def replay(
     as_json: AsJson = False,
 ) -> None:
     """Run a trace through placement policies and compare what each needs."""
-    from tensorforge.memory.pool.policies import POLICY_NAMES
-    from tensorforge.memory.traces.library import open_trace
+    from tensorforge.memory.pool.placement_policies import POLICY_NAMES
+    from tensorforge.memory.traces.bundled_traces import open_trace
     from tensorforge.memory.traces.replay import replay_bounded, replay_trace
 
     if compact and capacity is None:
@@ -149,8 +149,8 @@ def advise(
     as_json: AsJson = False,
 ) -> None:
     """Say how large a pool must be, whether CAPACITY is enough, and what fragments it."""
-    from tensorforge.memory.traces.advise import advise_pool
-    from tensorforge.memory.traces.library import open_trace
+    from tensorforge.memory.traces.bundled_traces import open_trace
+    from tensorforge.memory.traces.pool_advice import advise_pool
     from tensorforge.memory.traces.replay import replay_trace
 
     found = open_trace(trace, device=device)
@@ -207,7 +207,7 @@ def _write_pictures(
 
         save_plot(trace, result, plot)
     if snapshot is not None:
-        from tensorforge.memory.traces.snapshot import save_snapshot, snapshot_of_replay
+        from tensorforge.memory.traces.torch_snapshot import save_snapshot, snapshot_of_replay
 
         save_snapshot(snapshot_of_replay(trace, result), snapshot)
 

@@ -13,8 +13,8 @@ from rich.text import Text
 
 from tensorforge.cli._cluster import AsJson, as_json, member_count, with_client
 from tensorforge.elastic.client import CoordinatorClient
-from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
 from tensorforge.elastic.protocol.cluster_view import ClusterView
+from tensorforge.elastic.protocol.rescale_record import RescalePhase, RescaleRecord
 from tensorforge.wording import counted
 
 app = typer.Typer(help="Show the workers, the last committed step and the rescales of a run.")
@@ -89,18 +89,12 @@ def _workers(view: ClusterView) -> Table:
 
 def _rescales(rescales: list[RescaleRecord], width: int) -> Table:
     """The rescales with their reasons and milliseconds; a wide terminal shows each phase."""
-    phases = ("detection", "decision", "barrier", "forming", "first commit")
+    phases = tuple(RescalePhase)
     is_wide = width >= _WIDTH_FOR_PHASES
-    table = Table("gen", "workers", "why", *(phases if is_wide else ()), "ms")
+    table = Table("gen", "workers", "why", *(phase.label for phase in phases if is_wide), "ms")
     for record in rescales:
-        times = (
-            record.detection_ms,
-            record.decision_ms,
-            record.barrier_ms,
-            record.forming_ms,
-            record.first_commit_ms,
-        )
-        shown = [_milliseconds(time) for time in (*(times if is_wide else ()), record.total_ms)]
+        times = [record.milliseconds.get(phase) for phase in phases if is_wide]
+        shown = [_milliseconds(time) for time in (*times, record.total_ms)]
         sizes = f"{record.old_size} → {record.new_size}"
         table.add_row(str(record.generation), sizes, record.reason, *shown)
     return table

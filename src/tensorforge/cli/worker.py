@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from tensorforge import environment
 from tensorforge.cli._cluster import (
     Address,
     AsJson,
@@ -73,19 +74,20 @@ def worker(
     if view is not None and view.ended is not None:
         raise ConflictError(f"the run is over ({view.ended.outcome}): {view.ended.reason}")
     chosen = name or f"{socket.gethostname()}-{os.getpid()}"
-    variables = {
-        "TENSORFORGE_COORDINATOR": coordinator,
-        "TENSORFORGE_WORKER_ID": chosen,
-        "TENSORFORGE_TOKEN": token,
-        "TENSORFORGE_RUN_DIR": None if run_dir is None else str(run_dir.absolute()),
-        "TENSORFORGE_CA": ca,
-        "TENSORFORGE_CERT": cert,
-        "TENSORFORGE_KEY": key,
-    }
+    variables = environment.for_child(
+        {
+            environment.COORDINATOR: coordinator,
+            environment.WORKER_ID: chosen,
+            environment.TOKEN: token,
+            environment.RUN_DIR: None if run_dir is None else run_dir.absolute(),
+            environment.CA: ca,
+            environment.CERT: cert,
+            environment.KEY: key,
+        }
+    )
     joined = {"worker": chosen, "coordinator": coordinator, "pid": os.getpid()}
     typer.echo(json.dumps(joined) if json_output else f"{chosen} joins {coordinator}")
     sys.stdout.flush()
     flag = ["-m"] if module else []
     command = [sys.executable, "-m", "tensorforge.launch.processes.bootstrap", *flag, script]
-    given = {key: str(value) for key, value in variables.items() if value is not None}
-    os.execve(sys.executable, [*command, *script_arguments(arguments)], {**os.environ, **given})  # noqa: S606
+    os.execve(sys.executable, [*command, *script_arguments(arguments)], os.environ | variables)  # noqa: S606

@@ -4,17 +4,17 @@ messages.py      what travels between worker and coordinator
 timeouts.py      the ladder of waits
 machine.py       the coordinator's decisions: pure, events in, instructions out
   inputs.py  instructions.py       what goes in, what comes out
-  cluster_state.py                 what it knows, with roster.py, barrier.py, chronicle.py, tolerance.py
+  cluster_state.py                 what it knows, with roster.py, barrier.py, rescale_log.py, tolerance.py
   admission.py  departures.py      who is let in, who goes
   generations.py  deadlines.py     what is decided, and when; policy.py has the rules
-  continuity.py                    which groups may still be training where nobody sees them
+  open_groups.py                    which groups may still be training where nobody sees them
 records.py       what is remembered of it; view.py what is shown
 journal.py       the machine's memory and the lease to write it
 service.py       the gRPC shell around the machine
 coordinator.py   all of it as one object; metrics.py, access.py beside it
 connection.py    a worker's side of the stream
 member.py        a process as a member: what it is told, what it answers
-  worker_state.py  inbox.py  outgoing.py
+  worker_state.py  inbox.py  resend_buffer.py
 worker.py        what training code talks to: a member with training state and data
 client.py        what operators and launchers talk to
 """
@@ -38,8 +38,7 @@ if TYPE_CHECKING:
     from tensorforge.elastic.client import CoordinatorClient
     from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
     from tensorforge.elastic.protocol.access import TlsOptions
-    from tensorforge.elastic.protocol.formation import Formation
-    from tensorforge.elastic.protocol.messages import MemberReport
+    from tensorforge.elastic.protocol.messages import Formation, MemberReport
     from tensorforge.elastic.worker.hooks import StateHooks
     from tensorforge.elastic.worker.worker import ElasticWorker
 
@@ -47,7 +46,7 @@ _LAZY = {
     "CoordinatorClient": "client",
     "ElasticCoordinator": "coordinator.coordinator",
     "ElasticWorker": "worker.worker",
-    "Formation": "protocol.formation",
+    "Formation": "protocol.messages",
     "MemberReport": "protocol.messages",
     "StateHooks": "worker.hooks",
     "TlsOptions": "protocol.access",

@@ -11,6 +11,7 @@ import msgspec
 from tensorforge.elastic.protocol import commands
 from tensorforge.elastic.protocol.access import TlsOptions, call_metadata, open_channel
 from tensorforge.elastic.protocol.cluster_view import ClusterView
+from tensorforge.elastic.protocol.reasons import Requester
 from tensorforge.errors import (
     AuthenticationError,
     ConflictError,
@@ -73,13 +74,21 @@ class CoordinatorClient:
         finally:
             call.cancel()
 
-    def scale(self, workers: int, by: str = "", *, expected: int | None = None) -> ClusterView:
-        """Have this many workers.
+    def scale(
+        self,
+        workers: int,
+        by: str = "",
+        *,
+        expected: int | None = None,
+        requester: Requester = Requester.OPERATOR,
+    ) -> ClusterView:
+        """Ask for this many workers.
 
-        `expected` is the `target_version` of the view that the wish is based on: if somebody has set a number
-        since, that one stays and this is a `ConflictError`.
+        With `expected`, the `target_version` of the view that the number was computed from, the request is
+        refused with a `ConflictError` if the target was set again since. Only a launcher names itself as the
+        `requester`, so that it can tell its own numbers from those of others.
         """
-        return self._control(commands.Scale(workers, by, expected))
+        return self._control(commands.Scale(workers, by, expected, requester))
 
     def remove(self, worker_id: str, by: str = "") -> ClusterView:
         """Let a worker leave gracefully."""

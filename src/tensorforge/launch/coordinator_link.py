@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.elastic.protocol.cluster_view import ClusterView
+from tensorforge.elastic.protocol.reasons import Requester
 from tensorforge.errors import TensorForgeError
-from tensorforge.launch.observations import LAUNCHER
 
 Request: TypeAlias = Callable[[CoordinatorClient], ClusterView]
 
@@ -24,6 +24,10 @@ _RETRY_SECONDS = 0.1
 
 def _fetch_status(client: CoordinatorClient) -> ClusterView:
     return client.status()
+
+
+def _set_target(client: CoordinatorClient, workers: int, expected: int | None) -> ClusterView:
+    return client.scale(workers, "the launcher", expected=expected, requester=Requester.LAUNCHER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +64,7 @@ class CoordinatorLink:
 
     def set_target(self, workers: int, expected: int | None) -> None:
         """Request this many workers if the target's version is `expected`; an update will answer."""
-        self._requests.put(
-            (lambda client: client.scale(workers, LAUNCHER, expected=expected), True)
-        )
+        self._requests.put((lambda client: _set_target(client, workers, expected), True))
 
     def report_exit(self, worker: str, reason: str, pid: int) -> None:
         """Report that a worker's process exited."""

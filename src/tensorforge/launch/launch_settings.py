@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tensorforge import environment
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.encoding import encode
 from tensorforge.errors import ConfigurationError, InvalidInputError, NotFoundError
@@ -111,10 +111,12 @@ def worker_environment(
     token: str | None,
 ) -> dict[str, str]:
     """The variables that tell training code its run, its name and the coordinator."""
-    variables = {
-        "TENSORFORGE_COORDINATOR": coordinator,
-        "TENSORFORGE_WORKER_ID": worker,
-        "TENSORFORGE_RUN_DIR": str(run_dir.absolute()),
-        "TENSORFORGE_CONFIG": json.dumps(encode(config)),
-    }
-    return variables if token is None else {**variables, "TENSORFORGE_TOKEN": token}
+    return environment.for_child(
+        {
+            environment.COORDINATOR: coordinator,
+            environment.WORKER_ID: worker,
+            environment.RUN_DIR: run_dir.absolute(),
+            environment.CONFIG: encode(config),
+            environment.TOKEN: token,
+        }
+    )

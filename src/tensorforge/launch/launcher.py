@@ -18,6 +18,7 @@ from typing import Any
 from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.elastic.protocol.access import ROLES, is_loopback
 from tensorforge.elastic.protocol.token_files import load_or_issue
+from tensorforge.environment import PRELOAD, for_child
 from tensorforge.errors import NotFoundError
 from tensorforge.launch.coordinator_link import CoordinatorLink
 from tensorforge.launch.display.displays import Display, FailsafeDisplay
@@ -29,7 +30,7 @@ from tensorforge.launch.launch_settings import (
     LaunchSettings,
 )
 from tensorforge.launch.observations import Observer
-from tensorforge.launch.processes.bootstrap import PRELOAD, STACKS_SIGNAL, STOP_SIGNAL
+from tensorforge.launch.processes.bootstrap import STACKS_SIGNAL, STOP_SIGNAL
 from tensorforge.launch.processes.children import (
     ChildEvent,
     Children,
@@ -43,7 +44,6 @@ from tensorforge.launch.processes.log_files import LogFiles
 from tensorforge.launch.run_directory import (
     RUN_FILE,
     TOKEN_FILE,
-    ProcessRecord,
     RunLock,
     RunRecord,
     make_folder,
@@ -82,6 +82,7 @@ from tensorforge.launch.supervisor.instructions import (
 from tensorforge.launch.supervisor.spares import Spares
 from tensorforge.launch.supervisor.stacks import script_stack
 from tensorforge.launch.supervisor.supervisor import Supervisor
+from tensorforge.processes import ProcessIdentity
 from tensorforge.security import TokenStore
 
 COORDINATOR = "coordinator"
@@ -130,7 +131,7 @@ class Launcher:
         self._reader_is_gone = False
         self._children: Children
         self._record = RunRecord(
-            script=settings.script, launcher=ProcessRecord.of(os.getpid()), workers={}
+            script=settings.script, launcher=ProcessIdentity.current(), workers={}
         )
         self._logs = LogFiles(settings.run_dir / LOGS_FOLDER, self._warn)
         self._has_warned_of_record = False
@@ -235,7 +236,7 @@ class Launcher:
     def _coordinator_serves(self, address: str) -> None:
         self._address = address
         pid = self._children.pid(COORDINATOR)
-        self._update_record(coordinator_address=address, coordinator=ProcessRecord.of(pid))
+        self._update_record(coordinator_address=address, coordinator=ProcessIdentity.of(pid))
         if self._link is None:
             self._link = CoordinatorLink(address, self._token, self._children.wake)
         self._handle(CoordinatorStarted(address, pid))
@@ -269,9 +270,9 @@ class Launcher:
             self._request_target(self._link)
 
     def _request_target(self, link: CoordinatorLink) -> None:
-        wish = self._observer.next_wish()
-        if wish is not None:
-            link.set_target(wish.workers, wish.expected)
+        request = self._observer.next_request()
+        if request is not None:
+            link.set_target(request.workers, request.expected)
 
     def _committed(self, event: CommittedStep) -> None:
         """Handle a step once, from whichever source it comes first."""
@@ -355,7 +356,7 @@ class Launcher:
         is_spare = self._spares.take(worker)
         start = self._children.activate if is_spare else self._start_process
         pid = start(worker)
-        self._update_record(workers={**self._record.workers, worker: ProcessRecord.of(pid)})
+        self._update_record(workers={**self._record.workers, worker: ProcessIdentity.of(pid)})
         self._handle(WorkerStarted(worker, pid))
 
     def _start_spares(self) -> None:
@@ -368,7 +369,7 @@ class Launcher:
     def _start_process(self, worker: str, preload: tuple[str, ...] | None = None) -> int:
         environment = self._settings.worker_environment(worker, self._address or "", self._token)
         if preload is not None:
-            environment[PRELOAD] = ",".join(preload)
+            environment |= for_child({PRELOAD: preload})
         command = self._settings.worker_command(self._python)
         return self._start(worker, command, environment, spare=preload is not None)
 

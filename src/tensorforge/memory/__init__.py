@@ -39,27 +39,27 @@ from tensorforge.memory.traces.trace import AllocationTrace
 
 if TYPE_CHECKING:
     from tensorforge.memory.arena.arena import TensorArena
-    from tensorforge.memory.arena.handle import ArenaBlock
-    from tensorforge.memory.traces.advise import Advice, advise_pool
-    from tensorforge.memory.traces.library import open_trace
+    from tensorforge.memory.arena.arena_block import ArenaBlock
+    from tensorforge.memory.traces.bundled_traces import open_trace
     from tensorforge.memory.traces.plots import save_plot
+    from tensorforge.memory.traces.pool_advice import Advice, advise_pool
     from tensorforge.memory.traces.recording import record_allocations
     from tensorforge.memory.traces.replay import Replay, replay_bounded, replay_trace
-    from tensorforge.memory.traces.snapshot import save_snapshot, snapshot_of_replay
+    from tensorforge.memory.traces.torch_snapshot import save_snapshot, snapshot_of_replay
 
 _ON_DEMAND = {
-    "Advice": "traces.advise",
-    "ArenaBlock": "arena.handle",
+    "Advice": "traces.pool_advice",
+    "ArenaBlock": "arena.arena_block",
     "Replay": "traces.replay",
     "TensorArena": "arena.arena",
-    "advise_pool": "traces.advise",
-    "open_trace": "traces.library",
+    "advise_pool": "traces.pool_advice",
+    "open_trace": "traces.bundled_traces",
     "record_allocations": "traces.recording",
     "replay_bounded": "traces.replay",
     "replay_trace": "traces.replay",
     "save_plot": "traces.plots",
-    "save_snapshot": "traces.snapshot",
-    "snapshot_of_replay": "traces.snapshot",
+    "save_snapshot": "traces.torch_snapshot",
+    "snapshot_of_replay": "traces.torch_snapshot",
 }
 
 __all__ = [

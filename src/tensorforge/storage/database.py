@@ -18,8 +18,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import StaticPool
 
 from tensorforge.errors import ClosedError, InvalidInputError, UnavailableError
-from tensorforge.storage.batches import Batch
 from tensorforge.storage.prepared import Prepared, Row
+from tensorforge.storage.write_batch import Batch
 
 IN_MEMORY = "sqlite://"
 _BUSY_TIMEOUT_MS = 30_000

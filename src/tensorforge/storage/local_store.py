@@ -33,15 +33,15 @@ from tensorforge.storage.blobs import (
     flat,
     validate_key,
 )
-from tensorforge.storage.ranged import RangeReader, is_cached
-from tensorforge.storage.staged import (
+from tensorforge.storage.range_reader import RangeReader, is_cached
+from tensorforge.storage.staged_file import (
     Destination,
     LocalWriter,
     StagedFile,
     info_of,
     translated,
 )
-from tensorforge.storage.system import SystemCalls
+from tensorforge.storage.system_calls import SystemCalls
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC

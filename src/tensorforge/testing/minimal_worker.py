@@ -21,7 +21,7 @@ import msgspec
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.elastic.protocol.formation import Formation
+from tensorforge.elastic.protocol.messages import Formation
 from tensorforge.elastic.worker.worker import ElasticWorker
 from tensorforge.errors import ClosedError, StaleGenerationError, TrainingAbortedError
 

@@ -13,6 +13,12 @@ from typing import Any, TypeVar
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.workers import WorkerId
+from tensorforge.elastic.coordinator.journal_records import (
+    Entry,
+    entry_from_json,
+    entry_to_json,
+    replay,
+)
 from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.instructions import (
     Close,
@@ -20,12 +26,6 @@ from tensorforge.elastic.coordinator.machine.instructions import (
     Note,
     Record,
     Send,
-)
-from tensorforge.elastic.coordinator.machine.journal_records import (
-    Entry,
-    entry_from_json,
-    entry_to_json,
-    replay,
 )
 from tensorforge.elastic.coordinator.machine.machine import Machine
 from tensorforge.elastic.protocol import messages

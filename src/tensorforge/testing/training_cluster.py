@@ -6,7 +6,6 @@ the workers did is read from their run logs.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import signal
@@ -22,8 +21,8 @@ from typing import Any, Self
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.elastic.protocol.access import ROLES, is_loopback
 from tensorforge.elastic.protocol.token_files import load_or_issue
-from tensorforge.encoding import encode
 from tensorforge.errors import DeadlineExceededError
+from tensorforge.launch.launch_settings import worker_environment
 from tensorforge.security import TokenStore
 from tensorforge.train.run_log import read_run_logs
 
@@ -120,11 +119,7 @@ class TrainingCluster:
     def start_worker(self, name: str) -> None:
         """Start a worker, which joins by itself."""
         environment = {
-            "TENSORFORGE_COORDINATOR": self.address,
-            "TENSORFORGE_WORKER_ID": name,
-            "TENSORFORGE_RUN_DIR": str(self.folder),
-            "TENSORFORGE_CONFIG": json.dumps(encode(self.config)),
-            **({} if self.token is None else {"TENSORFORGE_TOKEN": self.token}),
+            **worker_environment(name, self.address, self.folder, self.config, self.token),
             **self._environment,
         }
         log = str(self.folder / f"{name}.log")

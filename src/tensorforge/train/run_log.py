@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.data.plan.ledger import Ledger
+from tensorforge.environment import RUN_DIR
 
 log = logging.getLogger(__name__)
 
@@ -32,8 +33,8 @@ class RunLog:
     @classmethod
     def from_environment(cls, worker: str) -> RunLog:
         """The log in the folder that the launcher named."""
-        folder = os.environ.get("TENSORFORGE_RUN_DIR")
-        return cls(Path(folder) / "workers" if folder else None, worker)
+        folder = RUN_DIR.read()
+        return cls(None if folder is None else folder / "workers", worker)
 
     def write(self, kind: str, **facts: Any) -> None:
         """Append an event with the time and the worker's name."""

@@ -4,8 +4,9 @@ machine, and what the launcher makes of its view."""
 import pytest
 
 from tensorforge.elastic import ElasticTrainingConfig
-from tensorforge.elastic.coordinator.machine import inputs
-from tensorforge.elastic.protocol.cluster_view import view
+from tensorforge.elastic.coordinator.machine.state_view import cluster_view
+from tensorforge.elastic.protocol import commands
+from tensorforge.elastic.protocol.reasons import Requester
 from tensorforge.launch.observations import Observer
 from tensorforge.launch.supervisor.events import CoordinatorStarted
 from tensorforge.launch.supervisor.instructions import SetTarget, StartWorker
@@ -14,9 +15,9 @@ from tensorforge.launch.supervisor.supervisor import Supervisor
 from tensorforge.testing.simulated_cluster import SimulatedCluster
 
 STABILITY = 5.0
-LEAVE = inputs.RemovalRequested("worker-1", "x")
-THEN_THREE = [LEAVE, inputs.ScaleRequested(3, "x")]
-THREE_THEN = [inputs.ScaleRequested(3, "x"), LEAVE]
+LEAVE = commands.Remove("worker-1", "x")
+THEN_THREE = [LEAVE, commands.Scale(3, "x")]
+THREE_THEN = [commands.Scale(3, "x"), LEAVE]
 
 
 class Launched:
@@ -45,14 +46,13 @@ class Launched:
 
     def say(self):
         """Wishes are heard at once, and what follows from them is shown."""
-        while (wish := self.observer.next_wish()) is not None:
-            self.cluster.feed(
-                inputs.ScaleRequested(wish.workers, "the launcher", expected=wish.expected)
-            )
+        while (wish := self.observer.next_request()) is not None:
+            workers, expected = wish.workers, wish.expected
+            self.cluster.feed(commands.Scale(workers, "it", expected, Requester.LAUNCHER))
             self.see(answers=True)
 
     def see(self, *, answers=False):
-        shown = view(self.cluster.machine.state, self.cluster.clock(), "default")
+        shown = cluster_view(self.cluster.machine.state, self.cluster.clock(), "default")
         events = self.observer.look(shown, answers=answers)
         return [order for event in events for order in self.tell(event)]
 
@@ -97,29 +97,29 @@ def test_a_number_that_was_asked_for_after_a_leave_holds(asked, wanted, started,
 def test_whatever_the_number_is(more, wanted):
     launched = Launched()
     launched.cluster.feed(LEAVE)
-    launched.cluster.feed(inputs.ScaleRequested(more, "x"))
+    launched.cluster.feed(commands.Scale(more, "x"))
     assert len(launched.look()) == wanted - 2
     assert (launched.wanted, launched.supervisor.target) == (wanted, wanted)
 
 
 def test_of_two_who_leave_only_the_one_after_the_number_counts():
     launched = Launched()
-    for event in (*THEN_THREE, inputs.RemovalRequested("worker-2", "x")):
+    for event in (*THEN_THREE, commands.Remove("worker-2", "x")):
         launched.cluster.feed(event)
     assert len(launched.look()) == 1
     assert (launched.wanted, launched.supervisor.target) == (2, 2)
 
 
-GUEST = inputs.RemovalRequested("far-1", "x")
+GUEST = commands.Remove("far-1", "x")
 
 
 @pytest.mark.parametrize(
     ("asked", "wanted", "local"),
     [
         ([GUEST], 3, 3),
-        ([GUEST, inputs.ScaleRequested(4, "x")], 4, 4),
-        ([inputs.ScaleRequested(4, "x"), GUEST], 3, 3),
-        ([inputs.ScaleRequested(3, "x")], 3, 3),
+        ([GUEST, commands.Scale(4, "x")], 4, 4),
+        ([commands.Scale(4, "x"), GUEST], 3, 3),
+        ([commands.Scale(3, "x")], 3, 3),
     ],
 )
 def test_a_guest_that_leaves_or_retires_is_counted_once(asked, wanted, local):

@@ -6,10 +6,18 @@ import pytest
 
 from tensorforge.errors import EncodingError, InvalidInputError, NotFoundError, UnavailableError
 from tensorforge.memory import AllocationTrace, open_trace, replay_trace, save_plot, save_snapshot
-from tensorforge.memory.pool.policies import online_policy
-from tensorforge.memory.traces.advise import advise_pool, fragmentation_sources, growth_per_second
-from tensorforge.memory.traces.library import bundled_trace, bundled_traces
-from tensorforge.memory.traces.snapshot import load_trace, snapshot_of_replay, trace_of_snapshot
+from tensorforge.memory.pool.placement_policies import online_policy
+from tensorforge.memory.traces.bundled_traces import bundled_trace, bundled_traces
+from tensorforge.memory.traces.pool_advice import (
+    advise_pool,
+    fragmentation_sources,
+    growth_per_second,
+)
+from tensorforge.memory.traces.torch_snapshot import (
+    load_trace,
+    snapshot_of_replay,
+    trace_of_snapshot,
+)
 from tensorforge.memory.traces.trace import Event
 
 

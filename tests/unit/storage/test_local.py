@@ -18,8 +18,8 @@ from tensorforge.errors import (
     PermissionDeniedError,
 )
 from tensorforge.storage.local_store import LocalStore
-from tensorforge.storage.ranged import is_cached
-from tensorforge.storage.system import SystemCalls
+from tensorforge.storage.range_reader import is_cached
+from tensorforge.storage.system_calls import SystemCalls
 
 
 @pytest.fixture

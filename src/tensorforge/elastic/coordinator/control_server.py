@@ -22,6 +22,7 @@ import grpc
 import msgspec
 
 from tensorforge.elastic.coordinator.journal import Journal
+from tensorforge.elastic.coordinator.journal_records import Decided
 from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.cluster_state import Phase
 from tensorforge.elastic.coordinator.machine.instructions import (
@@ -31,10 +32,10 @@ from tensorforge.elastic.coordinator.machine.instructions import (
     Record,
     Send,
 )
-from tensorforge.elastic.coordinator.machine.journal_records import Decided
 from tensorforge.elastic.coordinator.machine.machine import Machine
+from tensorforge.elastic.coordinator.machine.state_view import cluster_view
 from tensorforge.elastic.protocol import access, commands, messages
-from tensorforge.elastic.protocol.cluster_view import ClusterView, view
+from tensorforge.elastic.protocol.cluster_view import ClusterView
 from tensorforge.errors import (
     AuthenticationError,
     EncodingError,
@@ -81,7 +82,7 @@ class _Stream:
         return max(0.0, -self.allowance / RATE)
 
 
-class Service:
+class ControlServer:
     """Runs a machine on an event loop and serves it. Every method belongs to that loop."""
 
     def __init__(
@@ -148,7 +149,8 @@ class Service:
 
     def view(self, history: int = 20) -> ClusterView:
         """The cluster at this moment."""
-        return view(self._machine.state, self._clock(), self._journal.run_id, history=history)
+        state, run_id = self._machine.state, self._journal.run_id
+        return cluster_view(state, self._clock(), run_id, history=history)
 
     async def perform(self, event: inputs.Input) -> None:
         """Feed an event and wait until what follows from it is durable and sent."""
@@ -380,10 +382,10 @@ class Service:
     async def _control(self, request: bytes, context: Any) -> bytes:
         await self._admit(context, access.CONTROL)
         try:
-            event = commands.from_bytes(request).as_input(context.peer())
-            if isinstance(event, inputs.RemovalRequested):
-                self._require_worker(event.worker_id)
-            await self.perform(event)
+            command = commands.from_bytes(request, context.peer())
+            if isinstance(command, commands.Remove):
+                self._require_worker(command.worker_id)
+            await self.perform(command)
         except TensorForgeError as error:
             await context.abort(_code_of(error), str(error))
         return msgspec.json.encode(self.view())

@@ -12,20 +12,20 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
-from tensorforge.elastic.coordinator.control_server import Service
+from tensorforge.elastic.coordinator.control_server import ControlServer
 from tensorforge.elastic.coordinator.coordinator_metrics import MetricsServer
 from tensorforge.elastic.coordinator.journal import Journal
-from tensorforge.elastic.coordinator.machine import inputs
-from tensorforge.elastic.coordinator.machine.instructions import Note
-from tensorforge.elastic.coordinator.machine.journal_records import (
+from tensorforge.elastic.coordinator.journal_records import (
     DurableState,
-    RunEnded,
     RunResumed,
     Seat,
 )
+from tensorforge.elastic.coordinator.machine.instructions import Note
 from tensorforge.elastic.coordinator.machine.machine import Machine
+from tensorforge.elastic.protocol import commands
 from tensorforge.elastic.protocol.access import Gate, TlsOptions
 from tensorforge.elastic.protocol.cluster_view import ClusterView
+from tensorforge.elastic.protocol.messages import Ended
 from tensorforge.errors import (
     ClosedError,
     ConfigurationError,
@@ -93,14 +93,14 @@ class ElasticCoordinator:
         self._lease_seconds = lease_seconds
         self._lease_wait = lease_wait
         self._on_note = on_note
-        self._service: Service | None = None
+        self._service: ControlServer | None = None
         self._metrics: MetricsServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._started = threading.Event()
         self._over = threading.Event()
         self._error: BaseException | None = None
-        self._outcome: RunEnded | None = None
+        self._outcome: Ended | None = None
         self._leaving: asyncio.Event | None = None
 
     # Life
@@ -159,7 +159,7 @@ class ElasticCoordinator:
             restored=state,
             utc_origin=time.time() - now,
         )
-        service = Service(machine, journal, self._gate, on_note=self._on_note)
+        service = ControlServer(machine, journal, self._gate, on_note=self._on_note)
         try:
             self._port = await service.start(self._host, self._port, self._tls)
             self._service = service
@@ -170,7 +170,7 @@ class ElasticCoordinator:
         finally:
             if self._metrics is not None:
                 await asyncio.to_thread(self._metrics.close)
-            self._outcome = machine.state.ended
+            self._outcome = service.view(history=0).ended
             await service.stop()
             self._service = None  # gRPC's threads end with the last reference to its server
 
@@ -194,7 +194,7 @@ class ElasticCoordinator:
         seats = {*state.seats, *(seat for group in state.open_groups for seat in group.seats)}
         return bool(seats) and self._is_gone is not None and all(map(self._is_gone, seats))
 
-    async def _until_over(self, service: Service) -> None:
+    async def _until_over(self, service: ControlServer) -> None:
         assert self._leaving is not None  # noqa: S101  set a few lines above, for the type checker
         leaving = asyncio.create_task(self._leaving.wait())
         either: set[asyncio.Future[Any]] = {leaving, service.over}
@@ -222,7 +222,7 @@ class ElasticCoordinator:
         return None if self._metrics is None else self._metrics.address
 
     @property
-    def outcome(self) -> RunEnded | None:
+    def outcome(self) -> Ended | None:
         """How the run ended, once it has."""
         return self._outcome
 
@@ -234,23 +234,23 @@ class ElasticCoordinator:
 
         return self._call(take())
 
-    def scale(self, workers: int, by: str = "the launcher") -> None:
+    def scale(self, workers: int, by: str = "the program") -> None:
         """Have this many workers: surplus members retire gracefully, launchers start what is missing."""
-        self._call(self._serving().perform(inputs.ScaleRequested(workers, by)))
+        self._call(self._serving().perform(commands.Scale(workers, by)))
 
-    def remove(self, worker_id: str, by: str = "the launcher") -> None:
+    def remove(self, worker_id: str, by: str = "the program") -> None:
         """Let a worker leave gracefully."""
-        self._call(self._serving().perform(inputs.RemovalRequested(worker_id, by)))
+        self._call(self._serving().perform(commands.Remove(worker_id, by)))
 
     def worker_exited(self, worker_id: str, reason: str, pid: int | None = None) -> None:
         """Tell that a worker's process ended: a failure at once, unless it had finished or left."""
-        self._call(self._serving().perform(inputs.Exited(worker_id, reason, pid)))
+        self._call(self._serving().perform(commands.ReportExit(worker_id, reason, pid)))
 
-    def stop_run(self, reason: str, by: str = "the launcher") -> None:
+    def stop_run(self, reason: str, by: str = "the program") -> None:
         """End the run for everybody, with an emergency checkpoint."""
-        self._call(self._serving().perform(inputs.StopRequested(reason, by)))
+        self._call(self._serving().perform(commands.Stop(reason, by)))
 
-    def wait_until_ended(self, timeout: float | None = None) -> RunEnded | None:
+    def wait_until_ended(self, timeout: float | None = None) -> Ended | None:
         """Wait for the end of the run; `None` if it did not come in time.
 
         Raises `StaleGenerationError` if another coordinator took over instead.
@@ -265,7 +265,7 @@ class ElasticCoordinator:
         service = self._serving()
         return service.heartbeats, service.streams
 
-    def _serving(self) -> Service:
+    def _serving(self) -> ControlServer:
         if self._service is None or self._loop is None:
             raise ClosedError("the coordinator is not running")
         return self._service

@@ -10,12 +10,11 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from tensorforge.elastic.protocol.rescale_record import RescaleRecord
 from tensorforge.errors import TensorForgeError, UnavailableError
 
 if TYPE_CHECKING:
     from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
-
-_PARTS = ("detection", "decision", "barrier", "forming", "first_commit")
 
 
 class _Collector(Collector):
@@ -68,17 +67,15 @@ def _gauge(name: str, text: str, labels: dict[str, str], value: float) -> Any:
     return gauge
 
 
-def _last_rescale(run_id: str, rescales: list[Any]) -> Iterator[Any]:
+def _last_rescale(run_id: str, rescales: list[RescaleRecord]) -> Iterator[Any]:
     gauge = GaugeMetricFamily(
         "tensorforge_last_rescale_seconds",
-        "How long each part of the last rescale took",
+        "How long each phase of the last rescale took",
         labels=["run", "part"],
     )
     for rescale in rescales:
-        for part in _PARTS:
-            milliseconds = getattr(rescale, f"{part}_ms")
-            if milliseconds is not None:
-                gauge.add_metric([run_id, part], milliseconds / 1000)
+        for phase, milliseconds in rescale.milliseconds.items():
+            gauge.add_metric([run_id, phase], milliseconds / 1000)
     yield gauge
 
 

@@ -7,23 +7,18 @@ write nothing more, and what is not written is not announced.
 The journal does not grow for ever: from time to time a snapshot takes the place of all entries before it.
 
 A lease lasts `lease_seconds` from its last renewal. A successor waits that long, unless it can see that
-the holder is dead: same machine, same boot, no such process.
+the holder has ended (`ProcessIdentity.has_ended`).
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import psutil
 import sqlalchemy as sa
 
-from tensorforge.elastic.coordinator.machine.journal_records import (
+from tensorforge.elastic.coordinator.journal_records import (
     DurableState,
     Entry,
     Snapshot,
@@ -33,6 +28,7 @@ from tensorforge.elastic.coordinator.machine.journal_records import (
     replay,
 )
 from tensorforge.errors import ConflictError, StaleGenerationError
+from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.database import Database
 
 COMPACT_AFTER = 256
@@ -62,45 +58,6 @@ LEASES = sa.Table(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A process, named so that another one on the same machine can tell whether it is still alive."""
-
-    machine: str
-    pid: int
-    started_at: float
-
-    @classmethod
-    def current(cls) -> Holder:
-        """This process."""
-        return cls.of(os.getpid())
-
-    @classmethod
-    def of(cls, pid: int) -> Holder:
-        """A living process of this machine."""
-        return cls(_machine(), pid, psutil.Process(pid).create_time())
-
-    @classmethod
-    def parse(cls, text: str) -> Holder:
-        """The inverse of `str`."""
-        machine, pid, started_at = text.rsplit(" ", 2)
-        return cls(machine, int(pid), float(started_at))
-
-    def __str__(self) -> str:
-        return f"{self.machine} {self.pid} {self.started_at}"
-
-    def is_known_dead(self) -> bool:
-        """Whether this machine can prove that the process is gone."""
-        if self.machine != _machine():
-            return False
-        try:
-            process = psutil.Process(self.pid)
-            is_zombie = process.status() == psutil.STATUS_ZOMBIE
-            return is_zombie or abs(process.create_time() - self.started_at) > 1.0
-        except psutil.NoSuchProcess:
-            return True
-
-
 class Journal:
     """The journal of one run. Appending is refused unless this object holds the run's lease.
 
@@ -114,13 +71,13 @@ class Journal:
         run_id: str = "default",
         *,
         lease_seconds: float = 10.0,
-        holder: Holder | None = None,
+        holder: ProcessIdentity | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
         self._run_id = run_id
         self._lease_seconds = lease_seconds
-        self._holder = holder or Holder.current()
+        self._holder = holder or ProcessIdentity.current()
         self._clock = clock
         self._token: int | None = None
         self._sequence = 0
@@ -148,16 +105,17 @@ class Journal:
             now = self._now(connection)
             lease = self._lease(connection)
             if lease is not None and now < lease.expires_at:
-                holder = Holder.parse(lease.holder)
-                if lease.token != self._token and not holder.is_known_dead():
+                holder = ProcessIdentity.from_text(lease.holder)
+                has_ended = holder is not None and holder.has_ended()
+                if lease.token != self._token and not has_ended:
                     raise ConflictError(
-                        f"run {self._run_id!r} is led by process {holder.pid} on {holder.machine}; its "
+                        f"run {self._run_id!r} is led by {holder or lease.holder}; its "
                         f"lease ends in {lease.expires_at - now:.1f} s unless it is renewed"
                     )
             self._token = 1 if lease is None else lease.token + 1
             values = {
                 "token": self._token,
-                "holder": str(self._holder),
+                "holder": self._holder.to_text(),
                 "expires_at": now + self._lease_seconds,
             }
             if lease is None:
@@ -259,7 +217,9 @@ class Journal:
     def _require_lease(self, connection: sa.Connection) -> None:
         lease = self._lease(connection)
         if self._token is None or lease is None or lease.token != self._token:
-            holder = "nobody" if lease is None else lease.holder
+            holder: object = "nobody"
+            if lease is not None:
+                holder = ProcessIdentity.from_text(lease.holder) or lease.holder
             raise StaleGenerationError(
                 f"this coordinator does not lead run {self._run_id!r} any more; {holder} does"
             )
@@ -279,12 +239,3 @@ class Journal:
             return self._clock()
         moment = sa.func.extract("epoch", sa.func.clock_timestamp())
         return float(connection.scalar(sa.select(moment)) or 0.0)
-
-
-def _machine() -> str:
-    # Process ids mean something only within one boot and one process namespace (container).
-    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    try:
-        return f"{socket.gethostname()}/{boot.read_text().strip()}/{namespace.readlink()}"
-    except OSError:
-        return f"{socket.gethostname()}/{os.uname().release}"

@@ -8,13 +8,16 @@ wrong types and oversized values are refused by the decoder, before any logic se
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
 
+from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
+from tensorforge.elastic.protocol.reasons import RunOutcome
 from tensorforge.errors import EncodingError
 
 PROTOCOL = 1
@@ -247,6 +250,35 @@ def distinct_runs(
     return tuple(distinct), tuple(runs)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formation:
+    """The outcome of a rescale barrier, identical on all members.
+
+    `members` maps worker ids to what each said. `target_step` is the newest step that any member who was
+    here before has committed: a member one step behind that holds its reduced gradient rolls forward,
+    others and newcomers are healed to it. It is -1 when nobody has committed anything.
+    """
+
+    generation: int
+    topology: ClusterTopology
+    members: Mapping[str, MemberReport]
+    target_step: int
+
+    @property
+    def newcomers(self) -> tuple[str, ...]:
+        """Members that were not in the last formed generation, in order of rank."""
+        return tuple(name for name, report in self.members.items() if report.is_newcomer)
+
+    @property
+    def donors(self) -> tuple[str, ...]:
+        """Members that have committed the target step, in order of rank."""
+        return tuple(
+            name
+            for name, report in self.members.items()
+            if report.committed_step == self.target_step and not report.is_newcomer
+        )
+
+
 class Pong(Message, frozen=True, kw_only=True, tag="pong", tag_field="kind"):
     """The answer to a heartbeat."""
 
@@ -262,7 +294,7 @@ class Released(Message, frozen=True, kw_only=True, tag="released", tag_field="ki
 class Ended(Message, frozen=True, kw_only=True, tag="ended", tag_field="kind"):
     """The run is over. `emergency` asks survivors to save what they have."""
 
-    outcome: str
+    outcome: RunOutcome
     reason: str
     emergency: bool = False
 

@@ -12,7 +12,11 @@ from typing import Any
 from tensorforge.cluster.global_state import GlobalTrainingState
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.elastic.protocol import messages
-from tensorforge.elastic.worker.resend_buffer import ABOUT_A_GENERATION, ABOUT_THE_WORKER, Outgoing
+from tensorforge.elastic.worker.resend_buffer import (
+    ABOUT_A_GENERATION,
+    ABOUT_THE_WORKER,
+    ResendBuffer,
+)
 from tensorforge.elastic.worker.worker_state import WorkerState
 from tensorforge.errors import ConflictError, TensorForgeError
 
@@ -48,7 +52,7 @@ class Inbox:
     def __init__(
         self,
         state: WorkerState,
-        outgoing: Outgoing,
+        resend_buffer: ResendBuffer,
         changed: threading.Condition,
         callbacks: Callbacks,
         *,
@@ -58,7 +62,7 @@ class Inbox:
         rejoin: Callable[[], None],
     ) -> None:
         self._state = state
-        self._outgoing = outgoing
+        self._resend_buffer = resend_buffer
         self._changed = changed
         self._callbacks = callbacks
         self._announced, self._gathered = announced, gathered
@@ -92,8 +96,8 @@ class Inbox:
 
     def _answered(self, message: messages.Pong) -> None:
         with self._changed:
-            self._outgoing.answered_sequence = max(
-                self._outgoing.answered_sequence, message.sequence
+            self._resend_buffer.answered_sequence = max(
+                self._resend_buffer.answered_sequence, message.sequence
             )
             self._changed.notify_all()
 
@@ -102,9 +106,9 @@ class Inbox:
             self._state.was_welcomed = self._state.is_welcomed = True
             if message.workers is not None:
                 # Adopted again, in the generation that it trained in all the while.
-                self._outgoing.repeat(*ABOUT_A_GENERATION)
-            self._outgoing.repeat(*ABOUT_THE_WORKER)
-            self._outgoing.report_again()
+                self._resend_buffer.repeat(*ABOUT_A_GENERATION)
+            self._resend_buffer.repeat(*ABOUT_THE_WORKER)
+            self._resend_buffer.report_again()
             self._changed.notify_all()
 
     def _rescale(self, message: messages.Rescale) -> None:
@@ -112,7 +116,7 @@ class Inbox:
             event = self._state.announce(message)
             if event is None:
                 return
-            self._outgoing.forget(*ABOUT_A_GENERATION)
+            self._resend_buffer.forget(*ABOUT_A_GENERATION)
         self._announced(event)
 
     def _form(self, message: messages.FormationNotice) -> None:
@@ -138,7 +142,7 @@ class Inbox:
 
     def _refused(self, message: messages.Refused) -> None:
         with self._changed:
-            has_gone = self._outgoing.has_said_goodbye()
+            has_gone = self._resend_buffer.has_said_goodbye()
         # Who has said goodbye knows why; a second explanation would only hide the first.
         level = logging.INFO if has_gone else logging.WARNING
         worker_id = self._state.worker_id.id
@@ -152,10 +156,10 @@ class Inbox:
 
     def _fenced(self, reason: str) -> None:
         with self._changed:
-            is_done = self._state.is_leaving or self._outgoing.has_said_goodbye()
+            is_done = self._state.is_leaving or self._resend_buffer.has_said_goodbye()
             if not is_done:
                 self._state.start_over(uuid.uuid4().hex)
-                self._outgoing.start_over()
+                self._resend_buffer.start_over()
                 self._changed.notify_all()
         if is_done:
             self._go(reason)

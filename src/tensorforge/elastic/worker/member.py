@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
 from collections.abc import Callable, Mapping
@@ -17,11 +16,11 @@ from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId, WorkerMetadata, WorkerStatus
 from tensorforge.elastic.protocol import messages
 from tensorforge.elastic.protocol.access import TlsOptions
-from tensorforge.elastic.protocol.formation import Formation
+from tensorforge.elastic.protocol.messages import Formation
 from tensorforge.elastic.protocol.timeouts import Timeouts
 from tensorforge.elastic.worker.connection import Connection
 from tensorforge.elastic.worker.inbox import Callbacks, Inbox, tell
-from tensorforge.elastic.worker.resend_buffer import Outgoing
+from tensorforge.elastic.worker.resend_buffer import ResendBuffer
 from tensorforge.elastic.worker.worker_state import WorkerState
 from tensorforge.errors import (
     ClosedError,
@@ -29,6 +28,7 @@ from tensorforge.errors import (
     StaleGenerationError,
     UnavailableError,
 )
+from tensorforge.processes import ProcessIdentity
 
 _MOST_TEXT = 20_000
 
@@ -61,22 +61,24 @@ class ClusterMember:
             not synchronous if answers_by_itself is None else answers_by_itself
         )
         now = datetime.now(UTC)
+        process = ProcessIdentity.current()
+        told = {"pid": str(process.pid), "process": process.to_text()}
         metadata = WorkerMetadata(
             worker_id=worker_id,
             status=WorkerStatus.JOINING,
             join_time=now,
             last_heartbeat=now,
             local_world_size=local_world_size,
-            custom_attributes={"pid": str(os.getpid()), **(attributes or {})},
+            custom_attributes=told | dict(attributes or {}),
         )
         self._changed = threading.Condition(threading.RLock())
         self._state = WorkerState(metadata, uuid.uuid4().hex)
         self._connection: Connection | None = None
-        self._outgoing = Outgoing(self._send)
+        self._resend_buffer = ResendBuffer(self._send)
         self._callbacks = Callbacks()
         self._inbox = Inbox(
             self._state,
-            self._outgoing,
+            self._resend_buffer,
             self._changed,
             self._callbacks,
             announced=self._announced,
@@ -243,7 +245,7 @@ class ClusterMember:
                     prepared_step=prepared_step,
                     attributes=dict(attributes or {}),
                 )
-                self._outgoing.say(message)
+                self._resend_buffer.say(message)
 
     def wait_for_formation(self, timeout: float | None = None) -> Formation | None:
         """The formation of the generation that was answered; `None` if it did not come in time.
@@ -276,7 +278,7 @@ class ClusterMember:
                 generation=generation,
                 moved=dict(moved or {}),
             )
-            self._outgoing.say(message)
+            self._resend_buffer.say(message)
             self._changed.notify_all()
 
     # Progress
@@ -305,7 +307,7 @@ class ClusterMember:
                 metrics=dict(metrics or {}),
             )
             self._state.committed_step = max(self._state.committed_step, step)
-            is_first = self._outgoing.report(progress)
+            is_first = self._resend_buffer.report(progress)
             if is_first and self._connection is not None:
                 self._connection.wake()
 
@@ -322,7 +324,7 @@ class ClusterMember:
                 worker_id=None if worker_id is None else worker_id.id,
                 reason=reason[:_MOST_TEXT],
             )
-            self._outgoing.say(message)
+            self._resend_buffer.say(message)
 
     def leave(self, reason: str = "") -> None:
         """Ask to go after the step in hand; `wait_for_release` tells when the others can do without."""
@@ -362,7 +364,7 @@ class ClusterMember:
                 traceback=traceback[-_MOST_TEXT:],
                 fatal=fatal,
             )
-            self._outgoing.say(message)
+            self._resend_buffer.say(message)
 
     def flush(self, timeout: float = 5.0) -> bool:
         """Wait until a heartbeat that follows everything said so far was answered.
@@ -372,20 +374,21 @@ class ClusterMember:
         with self._changed:
             if self._connection is None:
                 return False
-            target = self._outgoing.sequence + 1
+            target = self._resend_buffer.sequence + 1
             self._connection.wake()
             return self._changed.wait_for(
-                lambda: self._outgoing.answered_sequence >= target or self._state.is_over, timeout
+                lambda: self._resend_buffer.answered_sequence >= target or self._state.is_over,
+                timeout,
             )
 
     def _say_goodbye(self, kind: type[messages.Leave | messages.Finish], reason: str) -> None:
-        self._outgoing.flush_progress()
+        self._resend_buffer.flush_progress()
         message = kind(
             incarnation=self._state.incarnation,
             generation=self._state.generation or 0,
             reason=reason[:_MOST_TEXT],
         )
-        self._outgoing.say(message)
+        self._resend_buffer.say(message)
 
     # On the connection's threads
 
@@ -409,7 +412,7 @@ class ClusterMember:
             if not state.is_welcomed:
                 return []
             state.metadata = replace(state.metadata, last_heartbeat=datetime.now(UTC))
-            return self._outgoing.beat(state.incarnation, state.generation or 0)
+            return self._resend_buffer.beat(state.incarnation, state.generation or 0)
 
     def _send(self, message: messages.FromWorker) -> None:
         if self._connection is not None and self._state.is_welcomed:

@@ -29,7 +29,7 @@ ABOUT_THE_WORKER = (Leave, Finish, Abort)
 """These hold whatever comes."""
 
 
-class Outgoing:
+class ResendBuffer:
     """The messages of one worker. `send` hands one to the stream of the moment, if there is one.
 
     Whoever calls holds the worker's lock.

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.errors import ConflictError, TensorForgeError
@@ -20,8 +18,9 @@ from tensorforge.launch.chaos import invariants
 from tensorforge.launch.chaos.invariants import Verdict
 from tensorforge.launch.chaos.storm import Candidates, StormPlan, Strike, StrikeKind, choose_victim
 from tensorforge.launch.launch_settings import WORKERS_FOLDER
-from tensorforge.launch.run_directory import ProcessRecord, RunRecord, read_record
+from tensorforge.launch.run_directory import RunRecord, read_record
 from tensorforge.launch.run_log_reader import RunLogTail
+from tensorforge.processes import ProcessIdentity
 from tensorforge.wording import counted
 
 POLL_SECONDS = 0.05
@@ -53,9 +52,8 @@ class StormReport:
 class Job:
     """A running job: its coordinator, and those of its processes that are on this machine."""
 
-    def __init__(self, client: CoordinatorClient, address: str, folder: Path | None) -> None:
+    def __init__(self, client: CoordinatorClient, folder: Path | None) -> None:
         self._client = client
-        self._address = address
         self.folder = folder
         self.generations: list[int] = []
         self.newest: ClusterView | None = None
@@ -105,8 +103,8 @@ class Job:
             wanted=desired if desired is not None else len(members),
             coordinator_is_local=record is not None
             and record.coordinator is not None
-            and record.launcher.is_alive()
-            and record.coordinator.is_alive(),
+            and record.launcher.is_running()
+            and record.coordinator.is_running(),
         )
 
     def record(self) -> RunRecord | None:
@@ -117,20 +115,10 @@ class Job:
             return read_record(self.folder)
         return None
 
-    def process(self, worker: WorkerView) -> ProcessRecord | None:
-        """The worker's process, if it is on this machine and its environment names this worker and job."""
-        number = worker.attributes.get("pid", "")
-        if not number.isdecimal():
-            return None
-        try:
-            environment = psutil.Process(int(number)).environ()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            return None
-        if environment.get("TENSORFORGE_WORKER_ID") != worker.id:
-            return None
-        if environment.get("TENSORFORGE_COORDINATOR") != self._address:
-            return None
-        return ProcessRecord.of(int(number))
+    def process(self, worker: WorkerView) -> ProcessIdentity | None:
+        """The worker's process, if it runs on this machine."""
+        process = ProcessIdentity.from_text(worker.attributes.get("process", ""))
+        return process if process is not None and process.is_running() else None
 
     def find(self, name: str) -> WorkerView | None:
         """The worker with this id."""
@@ -163,7 +151,7 @@ class Storm:
         self._on_strike = on_strike
         self._clock = clock
         self._sleep = sleep
-        self._frozen: list[tuple[float, int, ProcessRecord]] = []
+        self._frozen: list[tuple[float, int, ProcessIdentity]] = []
         self.results: list[StrikeResult] = []
 
     def run(self) -> list[StrikeResult]:
@@ -217,11 +205,11 @@ class Storm:
             case StrikeKind.FREEZE:
                 return self._freeze(self._process(victim), strike.hold)
 
-    def _process(self, name: str) -> ProcessRecord | None:
+    def _process(self, name: str) -> ProcessIdentity | None:
         worker = self._job.find(name)
         return None if worker is None else self._job.process(worker)
 
-    def _freeze(self, process: ProcessRecord | None, seconds: float) -> str:
+    def _freeze(self, process: ProcessIdentity | None, seconds: float) -> str:
         note = _send(process, signal.SIGSTOP, f"frozen for {seconds:.1f} s")
         if process is not None:
             heapq.heappush(self._frozen, (self._clock() + seconds, process.pid, process))
@@ -229,11 +217,11 @@ class Storm:
 
     def _thaw(self, now: float | None) -> None:
         while self._frozen and (now is None or self._frozen[0][0] <= now):
-            heapq.heappop(self._frozen)[2].send(signal.SIGCONT)
+            heapq.heappop(self._frozen)[2].send_signal(signal.SIGCONT)
 
 
-def _send(process: ProcessRecord | None, number: int, done: str) -> str:
-    if process is None or not process.send(number):
+def _send(process: ProcessIdentity | None, number: int, done: str) -> str:
+    if process is None or not process.send_signal(number):
         return "had exited already"
     return done
 

@@ -26,13 +26,8 @@ from pathlib import Path
 from typing import TextIO
 
 from tensorforge.encoding import Json
+from tensorforge.environment import ACTIVATION_FD, LAUNCHER_PID, PRELOAD, REPORT_FD
 
-LAUNCHER_PID = "TENSORFORGE_LAUNCHER_PID"
-REPORT_FD = "TENSORFORGE_REPORT_FD"
-TURN_FD = "TENSORFORGE_TURN_FD"
-"""The pipe from which a spare reads the byte that activates it."""
-PRELOAD = "TENSORFORGE_PRELOAD"
-"""The modules that a spare imports before it waits, separated by commas."""
 STACKS_SIGNAL = signal.SIGUSR1
 STOP_SIGNAL = signal.SIGUSR2
 """Makes the training code stop the run on all workers after the current step, with a checkpoint."""
@@ -49,12 +44,12 @@ class Reporter:
     @classmethod
     def from_environment(cls) -> Reporter:
         """A reporter for the pipe that the launcher opened, if it did."""
-        number = os.environ.pop(REPORT_FD, "")
-        if not number.isdecimal():
+        descriptor = REPORT_FD.take()
+        if descriptor is None:
             return cls(None)
         try:
-            os.set_inheritable(int(number), False)
-            return cls(os.fdopen(int(number), "w", encoding="utf-8", errors="backslashreplace"))
+            os.set_inheritable(descriptor, False)
+            return cls(os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace"))
         except OSError:
             return cls(None)
 
@@ -76,12 +71,12 @@ def die_with_launcher() -> bool:
 
     Return whether there is a launcher.
     """
-    launcher = os.environ.pop(LAUNCHER_PID, "")
-    if not launcher.isdecimal():
+    launcher = LAUNCHER_PID.take()
+    if launcher is None:
         return False
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(launcher):
+        if os.getppid() != launcher:
             os._exit(1)
     return True
 
@@ -103,17 +98,17 @@ def leave_when_interrupted() -> None:
 
 def wait_for_activation(reporter: Reporter) -> None:
     """In a spare: import the modules, then wait for activation; exit if the launcher closes the pipe."""
-    descriptor, modules = os.environ.pop(TURN_FD, ""), os.environ.pop(PRELOAD, "")
-    if not descriptor.isdecimal():
+    descriptor, modules = ACTIVATION_FD.take(), PRELOAD.take()
+    if descriptor is None:
         return
-    os.set_inheritable(int(descriptor), False)
-    for module in filter(None, modules.split(",")):
+    os.set_inheritable(descriptor, False)
+    for module in modules or ():
         # An error is raised again, with the script's traceback, when the script imports the module.
         with contextlib.suppress(Exception), warnings.catch_warnings():
             importlib.import_module(module)
     reporter.report("warm")
-    activated = os.read(int(descriptor), 1)
-    os.close(int(descriptor))
+    activated = os.read(descriptor, 1)
+    os.close(descriptor)
     if not activated:
         os._exit(0)
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Self, TypeAlias
 
 from tensorforge.encoding import Json
+from tensorforge.environment import ACTIVATION_FD, LAUNCHER_PID, REPORT_FD, for_child
 from tensorforge.errors import NotFoundError, UnavailableError
 from tensorforge.launch.processes import reaper
-from tensorforge.launch.processes.bootstrap import LAUNCHER_PID, REPORT_FD, TURN_FD
 from tensorforge.launch.processes.output_lines import LineSplitter
 
 _READ_SIZE = 1 << 16
@@ -134,11 +134,10 @@ class Children:
         output_read, output_write = os.pipe2(os.O_CLOEXEC)
         report_read, report_write = os.pipe2(os.O_CLOEXEC)
         activation_read, activation_write = os.pipe2(os.O_CLOEXEC) if spare else (None, None)
-        added = {REPORT_FD: str(report_write), LAUNCHER_PID: str(os.getpid())}
-        passed = [report_write]
-        if activation_read is not None:
-            added[TURN_FD] = str(activation_read)
-            passed.append(activation_read)
+        passed = [report_write, *([] if activation_read is None else [activation_read])]
+        added = for_child(
+            {REPORT_FD: report_write, LAUNCHER_PID: os.getpid(), ACTIVATION_FD: activation_read}
+        )
         try:
             process = subprocess.Popen(  # noqa: S603  starting the user's command is the purpose
                 list(command),

@@ -6,9 +6,7 @@ SIGTERM. Started again on the same journal, it continues the same run.
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import signal
 import sys
 import threading
@@ -19,12 +17,12 @@ from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.elastic.protocol.access import ROLES
 from tensorforge.elastic.protocol.token_files import load_or_issue
 from tensorforge.encoding import decode, encode
+from tensorforge.environment import COORDINATOR_SETTINGS, for_child
 from tensorforge.errors import TensorForgeError
 from tensorforge.launch.processes.bootstrap import Reporter, die_with_launcher
 from tensorforge.launch.processes.survivors import is_gone
 from tensorforge.security import TokenStore
 
-SETTINGS = "TENSORFORGE_COORDINATOR_SETTINGS"
 LEASE_SECONDS = 2.0
 """Short, because the launcher's lock on the folder excludes another coordinator of this run."""
 
@@ -43,12 +41,12 @@ class CoordinatorSettings:
 
     def to_environment(self) -> dict[str, str]:
         """The environment variable that carries the settings."""
-        return {SETTINGS: json.dumps(encode(self))}
+        return for_child({COORDINATOR_SETTINGS: encode(self)})
 
     @classmethod
     def from_environment(cls) -> CoordinatorSettings:
         """Read the settings from the environment variable."""
-        return decode(json.loads(os.environ[SETTINGS]), cls)
+        return decode(COORDINATOR_SETTINGS.read(), cls)
 
 
 def serve(settings: CoordinatorSettings, reporter: Reporter) -> None:

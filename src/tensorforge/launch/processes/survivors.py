@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import socket
-
-import psutil
-
-from tensorforge.elastic.coordinator.machine.journal_records import Seat
+from tensorforge.elastic.coordinator.journal_records import Seat
 from tensorforge.elastic.protocol.access import is_loopback
+from tensorforge.processes import ProcessIdentity
 
 
 def is_gone(seat: Seat, host: str) -> bool:
@@ -16,16 +13,15 @@ def is_gone(seat: Seat, host: str) -> bool:
     `host`: the address at which this machine's workers reach the coordinator.
     """
     hostname = seat.worker.hostname
-    if seat.pid is None or not (is_loopback(hostname) or hostname == host):
+    process = _process(seat)
+    if process is None or not (is_loopback(hostname) or hostname == host):
         return False
-    try:
-        process = psutil.Process(int(seat.pid))
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return True
-        # The default name of a worker: see `ElasticMembership.from_environment`.
-        unnamed = f"{socket.gethostname()}-{seat.pid}"
-        return process.environ().get("TENSORFORGE_WORKER_ID", unnamed) != seat.worker.id
-    except psutil.NoSuchProcess:
-        return True
-    except (psutil.AccessDenied, OSError, ValueError):
-        return False
+    return not process.is_running()
+
+
+def _process(seat: Seat) -> ProcessIdentity | None:
+    """The member's process; a journal of an older version knows only its number."""
+    if seat.process is not None:
+        return ProcessIdentity.from_text(seat.process)
+    number = seat.pid or ""
+    return ProcessIdentity.of(int(number)) if number.isdecimal() else None

@@ -27,7 +27,7 @@ from tensorforge.errors import (
     DeadlineExceededError,
     InvalidInputError,
 )
-from tensorforge.memory.arena.handle import ArenaBlock, BlockRecord
+from tensorforge.memory.arena.arena_block import ArenaBlock, BlockRecord
 from tensorforge.memory.arena.raw_memory import RawMemory, bytes_of
 from tensorforge.memory.finalizer_lock import Guard
 from tensorforge.memory.pool.block_table import BlockTable

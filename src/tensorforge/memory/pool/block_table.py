@@ -99,9 +99,9 @@ class BlockTable:
 
     def allocate(self, request: AllocationRequest, now: float) -> AllocationResult:
         """Serve a request by best fit; evict cached blocks if, and only if, that makes room."""
-        complaint = request.complaint()
-        if complaint is not None:
-            return AllocationResult(False, error=complaint)
+        problem = request.problem()
+        if problem is not None:
+            return AllocationResult(False, error=problem)
         size = align_up(request.size, request.alignment)
         from_top = size < self._small_block
         offset = self._space.take(size, request.alignment, from_top=from_top)

@@ -84,8 +84,8 @@ class AllocationRequest:
     pinned: bool = False
     priority: int = 0
 
-    def complaint(self) -> str | None:
-        """Why this can never be served, or `None`."""
+    def problem(self) -> str | None:
+        """Why no pool can ever serve this request, or `None`."""
         if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size <= 0:
             return f"size = {self.size!r}: must be a positive whole number"
         if not is_power_of_two(self.alignment):

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 
 from tensorforge.memory.pool.block_table import BlockTable
 from tensorforge.memory.pool.blocks import AllocationRequest
-from tensorforge.memory.pool.policies import (
+from tensorforge.memory.pool.placement_policies import (
     GRANULARITY,
     OFFLINE,
     POLICY_NAMES,
     UNBOUNDED,
     online_policy,
 )
-from tensorforge.memory.traces.offline import plan_offsets
+from tensorforge.memory.traces.offline_placement import plan_offsets
 from tensorforge.memory.traces.trace import AllocationTrace
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import ssl
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from tensorforge.cluster.committed_step import CommittedStep
@@ -17,6 +15,7 @@ from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.protocol.access import TlsOptions
 from tensorforge.elastic.worker.worker import ElasticWorker
 from tensorforge.encoding import decode
+from tensorforge.environment import CA, CERT, CONFIG, COORDINATOR, HOST, KEY, TOKEN, WORKER_ID
 from tensorforge.errors import (
     ClosedError,
     ConfigurationError,
@@ -24,7 +23,7 @@ from tensorforge.errors import (
     TrainingAbortedError,
 )
 from tensorforge.train.data.shard_plane import DataAccess
-from tensorforge.train.group.membership import Gathering, RunEnd
+from tensorforge.train.group.membership import RunEnd
 
 _STORE = "store"
 _LAST_WORDS_SECONDS = 30.0
@@ -52,15 +51,16 @@ class ElasticMembership:
 
         `serve` begins to give this worker's shards to others, and returns the port for that.
         """
-        settings = os.environ if environment is None else environment
-        address = settings["TENSORFORGE_COORDINATOR"]
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ConfigurationError("TENSORFORGE_COORDINATOR", address, "must be HOST:PORT")
-        here = settings.get("TENSORFORGE_HOST") or _address_towards(host, int(port))
-        name = settings.get("TENSORFORGE_WORKER_ID") or f"{socket.gethostname()}-{os.getpid()}"
-        token, tls = settings.get("TENSORFORGE_TOKEN") or None, _tls(settings)
-        config = _config(settings.get("TENSORFORGE_CONFIG"))
+        address = COORDINATOR.read(environment)
+        if address is None:
+            raise ConfigurationError(COORDINATOR.name, "", COORDINATOR.kind.rule)
+        here = HOST.read(environment) or _address_towards(address)
+        name = WORKER_ID.read(environment) or f"{socket.gethostname()}-{os.getpid()}"
+        token, tls = TOKEN.read(environment), _tls(environment)
+        payload = CONFIG.read(environment)
+        config = (
+            ElasticTrainingConfig() if payload is None else decode(payload, ElasticTrainingConfig)
+        )
         data_port = 0 if serve is None else serve(_data_access(here, token, tls))
         worker = ElasticWorker(WorkerId(name, here, data_port), config, token=token, tls=tls)
         return cls(address, worker, config)
@@ -101,8 +101,8 @@ class ElasticMembership:
             attributes={} if store is None else {_STORE: store},
         )
 
-    def wait_for_gathering(self, generation: int, timeout: float) -> Gathering | None:
-        """Wait for all members' answers."""
+    def wait_for_store(self, generation: int, timeout: float) -> str | None:
+        """Wait for the formation notice, which carries what each member said when it was ready."""
         try:
             formation = self._worker.wait_for_formation(timeout)
         except (StaleGenerationError, TrainingAbortedError, ClosedError):
@@ -110,8 +110,7 @@ class ElasticMembership:
         if formation is None or formation.generation != generation:
             return None
         first = formation.topology.workers[0]
-        store = formation.members[first.id].attributes.get(_STORE, "")
-        return Gathering(formation.generation, formation.topology, store)
+        return str(formation.members[first.id].attributes.get(_STORE, ""))
 
     def formed(self, generation: int, moved: Mapping[str, int]) -> None:
         """The second half of the barrier."""
@@ -158,22 +157,11 @@ class ElasticMembership:
         self._worker.disconnect()
 
 
-def _config(text: str | None) -> ElasticTrainingConfig:
-    if not text:
-        return ElasticTrainingConfig()
-    try:
-        payload = json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError("TENSORFORGE_CONFIG", text, f"is not JSON: {error}") from error
-    return decode(payload, ElasticTrainingConfig)
-
-
-def _tls(settings: Mapping[str, str]) -> TlsOptions | None:
-    names = {"ca": "TENSORFORGE_CA", "certificate": "TENSORFORGE_CERT", "key": "TENSORFORGE_KEY"}
-    paths: dict[str, Any] = {
-        field: Path(settings[name]) for field, name in names.items() if settings.get(name)
-    }
-    return TlsOptions(**paths) if paths else None
+def _tls(environment: Mapping[str, str] | None) -> TlsOptions | None:
+    ca, certificate, key = (variable.read(environment) for variable in (CA, CERT, KEY))
+    if ca is None and certificate is None and key is None:
+        return None
+    return TlsOptions(ca=ca, certificate=certificate, key=key)
 
 
 def _data_access(host: str, token: str | None, tls: TlsOptions | None) -> DataAccess:
@@ -197,14 +185,13 @@ def _mutual(side: Any, tls: TlsOptions) -> ssl.SSLContext:
         context.load_verify_locations(tls.ca)
         context.load_cert_chain(str(tls.certificate), tls.key)
     except OSError as error:
-        raise ConfigurationError(
-            "TENSORFORGE_CERT", tls.certificate, f"is of no use: {error}"
-        ) from error
+        raise ConfigurationError(CERT.name, tls.certificate, f"is of no use: {error}") from error
     return context
 
 
-def _address_towards(host: str, port: int) -> str:
-    """This machine's address on the way to `host`; nothing is sent to find it."""
+def _address_towards(address: str) -> str:
+    """This machine's address on the way to `address`; nothing is sent to find it."""
+    host, _, port = address.rpartition(":")
     family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(target)

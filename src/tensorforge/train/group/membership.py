@@ -21,15 +21,6 @@ from tensorforge.errors import ConfigurationError, TrainingAbortedError
 
 
 @dataclass(frozen=True, slots=True)
-class Gathering:
-    """All members of a generation have answered: who they are, by rank, and rank 0's store."""
-
-    generation: int
-    topology: ClusterTopology
-    store: str
-
-
-@dataclass(frozen=True, slots=True)
 class RunEnd:
     """The run is over for everybody. `outcome`: `"completed"`, `"stopped"` or `"aborted"`."""
 
@@ -70,8 +61,12 @@ class Membership(Protocol):
         """This worker has stopped; rank 0 of the new generation offers its store."""
         ...
 
-    def wait_for_gathering(self, generation: int, timeout: float) -> Gathering | None:
-        """Wait until all members of `generation` are ready; `None` if it was superseded or time is up."""
+    def wait_for_store(self, generation: int, timeout: float) -> str | None:
+        """Wait until all members of `generation` are ready; return the address of rank 0's store.
+
+        The address is empty if there is one member. `None` if another generation follows instead, the run has
+        ended, or `timeout` seconds are over.
+        """
         ...
 
     def formed(self, generation: int, moved: Mapping[str, int]) -> None:
@@ -185,14 +180,12 @@ class FixedMembership:
         if store is not None:
             self._store.set("tensorforge/store", store)
 
-    def wait_for_gathering(self, generation: int, timeout: float) -> Gathering | None:
-        """Learn rank 0's store."""
-        address = ""
-        if self._world_size > 1:
-            self._store.wait(["tensorforge/store"], timedelta(seconds=timeout))
-            address = self._store.get("tensorforge/store").decode()
-        topology = ClusterTopology(workers=self._workers, epoch=generation)
-        return Gathering(generation, topology, address)
+    def wait_for_store(self, generation: int, timeout: float) -> str | None:  # noqa: ARG002
+        """Read the address that rank 0 published."""
+        if self._world_size == 1:
+            return ""
+        self._store.wait(["tensorforge/store"], timedelta(seconds=timeout))
+        return str(self._store.get("tensorforge/store").decode())
 
     def formed(self, generation: int, moved: Mapping[str, int]) -> None:
         """Nobody has to know."""

@@ -37,15 +37,16 @@ class Stateful(Protocol):
 
 
 @dataclass(slots=True)
-class Prepared:
+class PreparedStep:
     """A step whose gradient is complete here: all that is needed to commit it, now or after a rescale."""
 
     step: int
+    epoch: int
     workers: int
     taken: tuple[DataShard, ...]
     gradients: StepGradients
     total: Entries
-    present: list[bool]
+    used: list[bool]
     metrics: dict[str, float]
 
 
@@ -123,10 +124,10 @@ class TrainingState:
         base = self.base_workers or workers
         return adapt_learning_rate(rate, base, workers, self.config.strategy)
 
-    def commit(self, prepared: Prepared) -> None:
+    def commit(self, prepared: PreparedStep) -> None:
         """Make a prepared step part of the state: weights, rates, buffers and ledger together."""
         self.applied_rate = self.learning_rate(prepared.workers)
-        prepared.gradients.install(prepared.total, prepared.present)
+        prepared.gradients.install(prepared.total, prepared.used)
         if self.config.clip_grad_norm is not None:
             norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_grad_norm)
             self.gradient_norm = float(norm)
