@@ -1,4 +1,4 @@
-"""The launcher's wishes and an operator's, at a real coordinator."""
+"""The launcher and an operator set the target at a real coordinator."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def test_an_operators_number_survives_all_that_the_launcher_was_about_to_ask_for
             events = []
             while True:
                 arrived.get(timeout=20)
-                for news in link.take():
-                    events += observer.look(news.view, answers=news.answers)
-                    if news.answers:
+                for update in link.take_updates():
+                    events += observer.look(update.view, answers=update.answers)
+                    if update.answers:
                         return events
 
         def make_wish():

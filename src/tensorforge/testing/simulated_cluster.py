@@ -1,7 +1,7 @@
-"""A cluster without processes: the coordinator's machine, a manual clock and puppets for workers.
+"""A cluster without processes: the coordinator's state machine, a manual clock and puppets as workers.
 
-Tests say what happens (`join`, `answer_all`, `crash`, `pass_time`) and look at what the machine decided.
-Every entry that the machine journals is kept, so that `restart` can replay it into a new machine.
+Tests say what happens (`join`, `answer_all`, `crash`, `pass_time`) and check what the machine decides. All
+journal entries of the machine are kept, so that `restart` can replay them into a new machine.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ from tensorforge.testing.clock import ManualClock
 Message = TypeVar("Message")
 
 MOST_TICKS = 1_000
-"""More deadlines than any span of time in a test can hold; a deadline that stands still is a bug."""
+"""More deadlines than any test passes; reaching this limit means that a deadline does not advance."""
 
 
 @dataclass
 class Puppet:
-    """A worker whose every move the test makes; it keeps what it was sent."""
+    """A worker that the test controls; it keeps the messages that it receives."""
 
     worker: WorkerId
     incarnation: str
@@ -59,12 +59,12 @@ class Puppet:
         return self.worker.id
 
     def last(self, kind: type[Message]) -> Message | None:
-        """The newest message of that kind."""
+        """The newest message of this type."""
         found = [message for message in self.received if isinstance(message, kind)]
         return found[-1] if found else None
 
     def take(self, message: Any) -> None:
-        """Receive a message, following announcements as a real worker does."""
+        """Receive a message, and follow rescale announcements as a real worker does."""
         self.received.append(message)
         if isinstance(message, messages.Rescale):
             if message.workers is not None:
@@ -79,7 +79,7 @@ class Puppet:
 
 
 class SimulatedCluster:
-    """Drives one machine; instructions are carried out at once and in order."""
+    """Drives one machine and carries out its instructions at once and in order."""
 
     def __init__(
         self, config: ElasticTrainingConfig, *, desired_workers: int | None = None
@@ -106,7 +106,7 @@ class SimulatedCluster:
         return Machine(state)
 
     def feed(self, event: inputs.Input) -> list[Instruction]:
-        """Hand one event to the machine and carry out what it says."""
+        """Pass one event to the machine and carry out its instructions."""
         instructions = self.machine.handle(event, self.clock())
         for instruction in instructions:
             self._carry_out(instruction)
@@ -127,13 +127,13 @@ class SimulatedCluster:
                 puppet.is_connected = False
 
     def entries(self) -> list[Entry]:
-        """What was journaled so far."""
+        """The journal entries so far."""
         return [entry_from_json(line) for line in self.journal]
 
-    # What workers do
+    # One worker
 
     def join(self, name: str, *, host: str = "host", previous: Puppet | None = None) -> Puppet:
-        """A new process says hello; or, with `previous`, one that was fenced as that puppet."""
+        """Connect a new process; with `previous`, the process of that puppet after it was fenced."""
         number = next(self._incarnations)
         worker = WorkerId(name, host, 1) if previous is None else previous.worker
         puppet = Puppet(worker, f"{name}-{number}", next(self._connections), pid=number)
@@ -148,7 +148,7 @@ class SimulatedCluster:
     def hello(
         self, puppet: Puppet, generation: int | None, protocol: int = messages.PROTOCOL
     ) -> None:
-        """The first message on the puppet's stream."""
+        """Send the first message on the puppet's stream."""
         message = messages.Hello(
             protocol=protocol,
             worker=puppet.worker,
@@ -160,7 +160,7 @@ class SimulatedCluster:
         self.feed(inputs.Received(puppet.connection, message))
 
     def reconnect(self, puppet: Puppet) -> None:
-        """The same process opens another stream."""
+        """Open another stream for the same process."""
         puppet.connection = next(self._connections)
         puppet.is_connected = True
         self._by_connection[puppet.connection] = puppet
@@ -169,13 +169,13 @@ class SimulatedCluster:
             self.puppets[puppet.id] = puppet
 
     def say(self, puppet: Puppet, kind: type[Any], **fields: Any) -> None:
-        """Any message, with the puppet's incarnation and generation unless told otherwise."""
+        """Send a message, by default with the puppet's incarnation and generation."""
         fields.setdefault("incarnation", puppet.incarnation)
         fields.setdefault("generation", puppet.generation or 0)
         self.feed(inputs.Received(puppet.connection, kind(**fields)))
 
     def answer(self, puppet: Puppet, **fields: Any) -> None:
-        """Stand at the barrier."""
+        """Answer the rescale barrier."""
         self.say(puppet, messages.Ready, **{"committed_step": puppet.step, **fields})
 
     def commit(self, puppet: Puppet, step: int) -> None:
@@ -184,46 +184,46 @@ class SimulatedCluster:
         self.say(puppet, messages.Progress, epoch=0, step=step, learning_rate=0.1)
 
     def crash(self, puppet: Puppet, reason: str = "its stream broke") -> None:
-        """The process dies: its stream breaks."""
+        """End the process, which breaks its stream."""
         self.cut(puppet, reason)
 
     def cut(self, puppet: Puppet, reason: str = "its stream broke") -> None:
-        """The stream breaks; whether the process is gone or trains on, nobody can see."""
+        """Break the stream; the machine cannot see whether the process has ended or still trains."""
         self._by_connection.pop(puppet.connection, None)
         puppet.is_connected = False
         if self.puppets.get(puppet.id) is puppet:
             del self.puppets[puppet.id]
         self.feed(inputs.Closed(puppet.connection, reason, self.clock()))
 
-    # What all of them do
+    # All workers
 
     def members(self) -> list[Puppet]:
-        """The puppets of the current members, in order of rank."""
+        """The puppets of the current members, in the order of rank."""
         names = [worker.id for worker in self.machine.state.roster.members]
         return [self.puppets[name] for name in names if name in self.puppets]
 
     def answer_all(self) -> None:
-        """Every member answers the barrier."""
+        """Let every member answer the barrier."""
         for puppet in self.members():
             self.answer(puppet)
 
     def form_all(self) -> None:
-        """Every member has formed."""
+        """Let every member report that it has formed."""
         for puppet in self.members():
             self.say(puppet, messages.Formed)
 
     def settle(self, step: int | None = None) -> None:
-        """Carry the rescale to its end, and commit a step if one is given."""
+        """Complete the rescale, and commit `step` if it is given."""
         self.answer_all()
         self.form_all()
         if step is not None:
             for puppet in self.members():
                 self.commit(puppet, step)
 
-    # What else happens
+    # Time and the coordinator
 
     def pass_time(self, seconds: float, *, beating: bool = True) -> None:
-        """Let time pass, with a tick at every deadline of the machine; streams stay alive if `beating`."""
+        """Let time pass, with a tick at every deadline of the machine; `beating`: workers send heartbeats."""
         end = self.clock() + seconds
         for _ in range(MOST_TICKS):
             deadline = self.machine.next_deadline()
@@ -240,7 +240,7 @@ class SimulatedCluster:
         raise AssertionError(f"the machine's deadline {self.machine.next_deadline()} does not move")
 
     def restart(self) -> None:
-        """Kill the coordinator and start another one on its journal; all streams break."""
+        """Replace the machine by a new one with the same journal; all streams break."""
         for puppet in self.puppets.values():
             puppet.is_connected = False
         self._by_connection.clear()

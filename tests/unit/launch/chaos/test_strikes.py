@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 from tensorforge.launch.chaos import strikes
-from tensorforge.launch.chaos.strikes import judge
+from tensorforge.launch.chaos.strikes import check_job
 
 
 class Job:
@@ -29,7 +29,7 @@ def survived(monkeypatch, *steps, until_end=False):
     times = iter(range(100))
     clock = SimpleNamespace(monotonic=lambda: next(times), sleep=lambda _seconds: None)
     monkeypatch.setattr(strikes, "time", clock)
-    return judge(Job(*steps), settle=20, until_end=until_end, blows=[]).verdicts[0]
+    return check_job(Job(*steps), settle=20, until_end=until_end, strikes=[]).verdicts[0]
 
 
 def test_a_job_that_is_active_but_commits_nothing_has_not_recovered(monkeypatch):

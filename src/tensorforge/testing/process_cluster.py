@@ -1,7 +1,7 @@
-"""A real cluster on this machine: a coordinator process and worker processes that tests can hurt.
+"""A coordinator process and worker processes without tensors, which tests can kill, freeze and disconnect.
 
-Workers run `tensorforge.testing.loop`; each writes what happens to it to a file of its own. Everything that was
-started is ended by `close`, however the test went.
+Workers run `tensorforge.testing.minimal_worker`; each logs its events to a file of its own. `close` ends all
+processes, also after a failed test.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tensorforge.elastic.protocol.cluster_view import ClusterView
 from tensorforge.elastic.protocol.token_files import read_token
 from tensorforge.errors import DeadlineExceededError, UnavailableError
 
-PATIENCE = 60.0
+WAIT_SECONDS = 60.0
 _POLL = 0.01
 
 
@@ -39,18 +39,18 @@ class WorkerProcess:
     log: Path
 
     def events(self) -> list[dict[str, Any]]:
-        """What the worker wrote so far."""
+        """The complete lines of the worker's log so far."""
         if not self.log.exists():
             return []
         lines = self.log.read_text().splitlines(keepends=True)
         return [json.loads(line) for line in lines if line.endswith("\n")]
 
     def signal(self, number: int) -> None:
-        """Send it a signal."""
+        """Send the process a signal."""
         self.process.send_signal(number)
 
     def end(self) -> None:
-        """Make sure that it is gone."""
+        """Kill the process if it runs, and wait for its exit."""
         if self.process.poll() is None:
             self.process.kill()
             self.process.send_signal(signal.SIGCONT)
@@ -58,10 +58,10 @@ class WorkerProcess:
 
 
 @dataclass
-class LocalCluster:
-    """Starts, hurts and observes processes. A context manager.
+class ProcessCluster:
+    """Starts, disturbs and observes processes. A context manager.
 
-    On a `host` other than loopback, everybody uses a job token.
+    On a `host` other than loopback, all processes use a job token.
     """
 
     folder: Path
@@ -74,7 +74,7 @@ class LocalCluster:
     _client: CoordinatorClient | None = None
 
     def start_coordinator(self, port: int = 0) -> str:
-        """Start the coordinator, or another one on the same journal and port."""
+        """Start the coordinator, or start it again on the same journal and port; return its address."""
         command = [
             *(sys.executable, "-m", "tensorforge", "coordinator", "--json"),
             *("--port", str(port), "--journal", str(self.folder / "journal.db")),
@@ -96,8 +96,8 @@ class LocalCluster:
         return self.address
 
     def kill_coordinator(self) -> int:
-        """kill -9 the coordinator and return the port that it had."""
-        assert self.coordinator is not None  # noqa: S101  a mistake of the test
+        """Send SIGKILL to the coordinator; return its port."""
+        assert self.coordinator is not None  # noqa: S101  the test must have started it
         self.coordinator.kill()
         self.coordinator.wait()
         assert self.coordinator.stdout is not None  # noqa: S101  a pipe was asked for
@@ -111,7 +111,7 @@ class LocalCluster:
         *,
         address: str | None = None,
         prefix: tuple[str, ...] = (),
-        module: tuple[str, ...] = ("-m", "tensorforge.testing.loop"),
+        module: tuple[str, ...] = ("-m", "tensorforge.testing.minimal_worker"),
     ) -> WorkerProcess:
         """Start a worker; `prefix` goes before its command line (a network namespace, say)."""
         log = self.folder / f"{name}.jsonl"
@@ -131,19 +131,19 @@ class LocalCluster:
         return self.workers[name]
 
     def status(self) -> ClusterView:
-        """The cluster as its coordinator sees it."""
+        """The coordinator's view of the cluster."""
         if self._client is None:
             token = read_token(self._token_file()) if self._needs_token() else None
             self._client = CoordinatorClient(self.address, token=token)
         return self._client.status()
 
     def members(self) -> list[str]:
-        """Names in order of rank."""
+        """The names of the members in the order of rank."""
         return [worker.id for worker in self.status().workers if worker.rank >= 0]
 
     def wait_until(self, condition: Callable[[], object], what: str) -> None:
-        """Poll until the condition holds; a coordinator that is away counts as not yet."""
-        deadline = time.monotonic() + PATIENCE
+        """Wait until the condition holds; while the coordinator is unavailable it does not hold."""
+        deadline = time.monotonic() + WAIT_SECONDS
         while True:
             try:
                 if condition():
@@ -151,23 +151,23 @@ class LocalCluster:
             except UnavailableError:
                 self._drop_client()
             if time.monotonic() > deadline:
-                raise DeadlineExceededError(f"not within {PATIENCE} s: {what}")
+                raise DeadlineExceededError(f"not within {WAIT_SECONDS} s: {what}")
             time.sleep(_POLL)
 
     def wait_until_active(self, members: set[str]) -> ClusterView:
-        """Wait until exactly these members have formed and trained a step."""
+        """Wait until exactly these members have formed a generation and committed a step."""
 
-        def is_so() -> bool:
+        def is_active() -> bool:
             view = self.status()
             present = {worker.id for worker in view.workers if worker.rank >= 0}
             committed = view.rescales and view.rescales[-1].first_commit_ms is not None
             return view.phase == "active" and present == members and bool(committed)
 
-        self.wait_until(is_so, f"{sorted(members)} train")
+        self.wait_until(is_active, f"{sorted(members)} train")
         return self.status()
 
     def close(self) -> None:
-        """End everything that was started."""
+        """End all processes that were started."""
         self._drop_client()
         for worker in self.workers.values():
             worker.end()

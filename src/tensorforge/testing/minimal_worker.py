@@ -1,7 +1,7 @@
-"""The smallest honest training loop: it follows every rescale and commits steps, without tensors.
+"""The smallest training loop: it follows every rescale and commits steps, without tensors.
 
-It runs as a thread beside a test, or as a process (`python -m tensorforge.testing.loop`) that tests kill,
-freeze and cut off. It needs neither torch nor numpy, so that it starts in a moment.
+It runs as a thread beside a test, or as a process (`python -m tensorforge.testing.minimal_worker`) that tests
+kill, freeze and disconnect. It needs neither torch nor numpy, so it starts quickly.
 """
 
 from __future__ import annotations
@@ -26,10 +26,11 @@ from tensorforge.elastic.worker.worker import ElasticWorker
 from tensorforge.errors import ClosedError, StaleGenerationError, TrainingAbortedError
 
 STEP_SECONDS = 0.02
+RELEASE_SECONDS = 30.0
 
 
-class TrainingLoop:
-    """Trains until told otherwise; `log` gets one line of JSON for everything that happens."""
+class MinimalTrainingLoop:
+    """Commits steps until the run ends; `log` gets one line of JSON for each event."""
 
     def __init__(
         self,
@@ -42,7 +43,7 @@ class TrainingLoop:
         self.worker = worker
         self.step = -1
         self.formations: list[Formation] = []
-        self.ending: str | None = None
+        self.end_reason: str | None = None
         self._steps = steps
         self._step_seconds = step_seconds
         self._log = log
@@ -53,28 +54,28 @@ class TrainingLoop:
         )
 
     def stop(self) -> None:
-        """End the loop after the step in hand, without a word to the coordinator."""
+        """End the loop after the current step without telling the coordinator."""
         self._stopped.set()
 
     def run(self) -> None:
-        """Train until the run ends, this worker is released, or `stop` is called."""
+        """Commit steps until the run ends, this worker is released, or `stop` is called."""
         try:
             while not self._stopped.is_set():
                 if self._follow_rescales() and not self._train_one_step():
                     return
         except TrainingAbortedError as ended:
-            self.ending = ended.reason
+            self.end_reason = ended.reason
         except ClosedError as released:
-            self.ending = str(released)
-        self._write("ended", reason=self.ending or "stopped")
+            self.end_reason = str(released)
+        self._write("ended", reason=self.end_reason or "stopped")
 
     def _follow_rescales(self) -> bool:
-        """Whether this worker is a formed member now."""
+        """Take part in a rescale if one is announced; return whether this worker is a formed member."""
         event = self.worker.wait_for_rescale(0 if self._is_member() else 0.05)
         if event is None:
             return self._is_member()
         if self.worker.worker_id not in event.new_topology:
-            self.worker.wait_for_release(self._patience())
+            self.worker.wait_for_release(RELEASE_SECONDS)
             raise ClosedError(f"{self.worker.worker_id.id} left")
         self.worker.ready(event.new_topology.epoch, committed_step=self.step)
         with contextlib.suppress(StaleGenerationError):
@@ -106,7 +107,7 @@ class TrainingLoop:
         if self._steps is not None and self.step >= self._steps:
             self.worker.finish("all steps are done")
             self.worker.flush()
-            self.ending = "finished"
+            self.end_reason = "finished"
             self._write("ended", reason="finished")
             return False
         return True
@@ -115,9 +116,6 @@ class TrainingLoop:
         topology = self.worker.current_topology
         pending = self.worker.pending_event is not None or self.worker.is_rescaling
         return topology is not None and not pending and self.worker.metadata().rank >= 0
-
-    def _patience(self) -> float:
-        return 30.0
 
     def _write(self, what: str, **facts: Any) -> None:
         if self._log is not None:
@@ -138,7 +136,7 @@ def _main() -> None:
     config = msgspec.json.decode(options.config, type=ElasticTrainingConfig)
     worker = ElasticWorker(WorkerId(options.id, "127.0.0.1", 0), config, token=options.token)
     with options.log.open("a") as log, worker:
-        loop = TrainingLoop(worker, steps=options.steps, log=log)
+        loop = MinimalTrainingLoop(worker, steps=options.steps, log=log)
         signal.signal(signal.SIGTERM, lambda *_: worker.leave("SIGTERM"))
         worker.connect_to_cluster(options.coordinator)
         loop.run()

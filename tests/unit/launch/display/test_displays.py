@@ -1,10 +1,13 @@
+import errno
 import io
 import json
 
 import pytest
 from rich.console import Console
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.launch.display.displays import (
+    FailsafeDisplay,
     JsonDisplay,
     LiveDisplay,
     PlainDisplay,
@@ -16,7 +19,6 @@ from tensorforge.launch.supervisor.events import (
     CheckpointProgress,
     CoordinatorStarted,
     GenerationFormed,
-    StepCommitted,
     TargetChanged,
     Tick,
     WorkerExited,
@@ -36,12 +38,12 @@ STORY = [
     WorkerJoined("worker-0"),
     WorkerJoined("worker-2"),
     GenerationFormed(1, ("worker-0", "worker-1"), "the first 2 workers are here"),
-    StepCommitted(1, epoch=0, samples=48, loss=2.5, learning_rate=0.001),
-    StepCommitted(2, epoch=0, samples=96, loss=1.5, learning_rate=0.001),
+    CommittedStep(step=1, epoch=0, samples=48, metrics={"loss": 2.5}, learning_rate=0.001),
+    CommittedStep(step=2, epoch=0, samples=48, metrics={"loss": 1.5}, learning_rate=0.001),
     WorkerExited("worker-1", -9),
     GenerationFormed(2, ("worker-0",), "worker-1 failed: its stream broke"),
     GenerationFormed(2, ("worker-0",), "worker-1 failed: its stream broke", PHASES),
-    CheckpointProgress(2, complete=False, share=0.5),
+    CheckpointProgress(2, complete=False),
     Tick(),
 ]
 
@@ -139,7 +141,7 @@ def test_steps_are_told_every_few_seconds_only():
     stream = io.StringIO()
     display, view = PlainDisplay(stream), RunView()
     for step in range(100):
-        event = StepCommitted(step)
+        event = CommittedStep(step=step)
         view.apply(event, step / 10)
         display.event(event, view, step / 10)
     assert len(stream.getvalue().splitlines()) == 2
@@ -151,15 +153,18 @@ def test_json_lines_tell_every_event():
     display.printed("worker-0", "x")
     display.say(Say("y", Level.INFO, "worker-0", "more\nof it"))
     tell(display)
-    display.event(StepCommitted(9, loss=float("nan")), RunView(), 0.0)
+    display.event(CommittedStep(step=9, metrics={"loss": float("nan")}), RunView(), 0.0)
     display.close()
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert lines[0] == {"event": "log", "worker": "worker-0", "line": "x"}
     assert lines[1].items() >= {"event": "notice", "level": "info", "worker": "worker-0"}.items()
     assert (lines[1]["text"], lines[1]["detail"]) == ("y", "more\nof it")
     assert lines[2] == {"event": "target_changed", "workers": 3}
-    assert [line["event"] for line in lines].count("step_committed") == 3
-    assert lines[-1]["loss"] is None
+    steps = [line for line in lines if line["event"] == "step_committed"]
+    facts = {"step": 2, "epoch": 0, "samples": 96, "loss": 1.5, "learning_rate": 0.001}
+    assert len(steps) == 3
+    assert steps[1] == {"event": "step_committed", **facts}
+    assert (steps[-1]["loss"], steps[-1]["learning_rate"]) == (None, None)
     assert "tick" not in {line["event"] for line in lines}
 
 
@@ -188,3 +193,31 @@ def test_a_worker_that_has_not_come_yet_does_not_stand_by():
     view.apply(WorkerStarted("worker-9", 109), 21.0)
     view.apply(GenerationFormed(3, ("worker-0",), "because"), 22.0)
     assert "worker-9  pid 109  starting" in shown(view)
+
+
+class Gone:
+    """A stream whose other end went away."""
+
+    def __init__(self, error):
+        self.error = error
+        self.tried = 0
+
+    def write(self, _text):
+        self.tried += 1
+        raise self.error
+
+    def flush(self):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("error", "is_pipe"), [(OSError(errno.EIO, "gone"), False), (BrokenPipeError(), True)]
+)
+def test_after_the_first_failure_there_is_silence(error, is_pipe):
+    stream = Gone(error)
+    display = FailsafeDisplay(PlainDisplay(stream))
+    display.say(Say("hello"))
+    display.printed("worker-0", "hello")
+    display.close()
+    assert stream.tried == 1
+    assert display.is_pipe_broken is is_pipe

@@ -1,7 +1,7 @@
-"""A whole cluster on this machine, to be hurt: a coordinator and workers as real processes.
+"""A training cluster for fault tests: a coordinator and workers as real processes of this machine.
 
-Processes are forked from one that has imported torch and nothing else has happened in, so they start in
-milliseconds. What the workers did is read from their logs in the run's folder.
+The processes are forked from a server process that has only imported torch, so they start in milliseconds. What
+the workers did is read from their run logs.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ Main = Callable[..., None]
 
 
 def forking_context() -> ForkServerContext:
-    """The context whose processes start warm; the server itself starts with the first of them."""
+    """A context whose processes have torch imported; its server starts with the first process."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(PRELOADED))
     return context
 
 
-class LocalCluster:
+class TrainingCluster:
     """Runs `main(*arguments)` in every worker, with the environment that a launcher would set.
 
-    A context manager: at the end every process is killed that is still there. On a `host` other than loopback,
-    everybody uses a job token.
+    A context manager: on exit all processes that still run are killed. On a `host` other than loopback, all
+    processes use a job token.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class LocalCluster:
             process.close()
 
     def start_coordinator(self) -> None:
-        """Start it, or start it again on its journal and its port."""
+        """Start the coordinator, or start it again on its journal and port."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._token_file is not None:
             self.token = load_or_issue(TokenStore(), self._token_file, "job", ROLES)
@@ -104,12 +104,12 @@ class LocalCluster:
             "token_file": self._token_file,
         }
         self._coordinator = self._context.Process(
-            target=_lead, args=(settings, str(self.folder / "coordinator.log"))
+            target=_run_coordinator, args=(settings, str(self.folder / "coordinator.log"))
         )
         self._coordinator.start()
 
     def kill_coordinator(self) -> None:
-        """kill -9."""
+        """Send SIGKILL to the coordinator and wait for its exit."""
         if self._coordinator is not None:
             self._coordinator.kill()
             self._coordinator.join()
@@ -117,36 +117,36 @@ class LocalCluster:
             self._coordinator = None
 
     def start_worker(self, name: str) -> None:
-        """Start a worker; it joins by itself."""
+        """Start a worker, which joins by itself."""
         environment = {
             **worker_environment(name, self.address, self.folder, self.config, self.token),
             **self._environment,
         }
         log = str(self.folder / f"{name}.log")
         process = self._context.Process(
-            target=_work, args=(environment, log, self._main, self._arguments)
+            target=_run_worker, args=(environment, log, self._main, self._arguments)
         )
         process.start()
         self.workers[name] = process
 
     def kill(self, name: str) -> None:
-        """kill -9."""
+        """Send SIGKILL to a worker and wait for its exit."""
         self._signal(name, signal.SIGKILL)
         self.workers.pop(name).join()
         self.frozen.discard(name)
 
     def freeze(self, name: str) -> None:
-        """SIGSTOP."""
+        """Stop a worker's process with SIGSTOP."""
         self._signal(name, signal.SIGSTOP)
         self.frozen.add(name)
 
     def thaw(self, name: str) -> None:
-        """SIGCONT."""
+        """Continue a frozen worker with SIGCONT."""
         self._signal(name, signal.SIGCONT)
         self.frozen.discard(name)
 
     def ask_to_leave(self, name: str) -> None:
-        """SIGTERM."""
+        """Ask a worker to leave with SIGTERM."""
         self._signal(name, signal.SIGTERM)
 
     def _signal(self, name: str, number: signal.Signals) -> None:
@@ -155,26 +155,26 @@ class LocalCluster:
             os.kill(pid, number)
 
     def events(self) -> list[dict[str, Any]]:
-        """What the workers wrote so far, in order of time."""
+        """The lines of all run logs, in the order of time."""
         return read_run_logs(self.folder)
 
     def finals(self) -> dict[str, dict[str, Any]]:
-        """The last line of each worker that ended by itself."""
+        """The final log line of each worker that ended by itself."""
         return {event["worker"]: event for event in self.events() if event["kind"] == "final"}
 
     def committed_step(self) -> int:
-        """The newest step that anybody committed; -1 before the first."""
+        """The newest committed step; -1 before the first."""
         return max((e["step"] for e in self.events() if e["kind"] == "commit"), default=-1)
 
     def wait_until(self, condition: Callable[[], bool], what: str, timeout: float = 60.0) -> None:
-        """Poll until `condition` holds; `DeadlineExceededError`, with the logs, if it does not."""
+        """Wait until `condition` holds; raise `DeadlineExceededError` with the logs after `timeout`."""
         if not _happens(condition, timeout):
             raise DeadlineExceededError(
                 f"{what} did not happen within {timeout:g} s\n{self.describe()}"
             )
 
     def wait_for_step(self, step: int, timeout: float = 60.0, *, strict: bool = True) -> None:
-        """Wait until somebody has committed `step` or everybody is done; if not `strict`, or time is up."""
+        """Wait until `step` is committed or no worker runs; if not `strict`, a timeout is no error."""
 
         def is_there() -> bool:
             return self.committed_step() >= step or not self.living()
@@ -189,17 +189,17 @@ class LocalCluster:
         self.wait_until(lambda: not self.living(), "the end of the run", timeout)
 
     def living(self) -> set[str]:
-        """The workers that run, frozen ones aside."""
+        """The workers that run and are not frozen."""
         return {n for n, p in self.workers.items() if p.is_alive() and n not in self.frozen}
 
     def exit_codes(self) -> dict[str, int | None]:
-        """Of the workers that were not killed."""
+        """The exit codes of the workers that were not killed."""
         return {name: process.exitcode for name, process in self.workers.items()}
 
     def describe(self) -> str:
-        """The processes' own words, and where they are, for a failed test.
+        """The ends of all logs, and the stacks of the workers, to explain a failed test.
 
-        For that alone: looking at the stacks of threads that run can end a process.
+        Only for that: dumping the stacks of running threads can crash a process.
         """
         for name in self.living():
             self._signal(name, signal.SIGUSR1)
@@ -217,7 +217,7 @@ def _happens(condition: Callable[[], bool], timeout: float) -> bool:
     return is_there
 
 
-def _lead(settings: dict[str, Any], log: str) -> None:
+def _run_coordinator(settings: dict[str, Any], log: str) -> None:
     from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
 
     with _logged(log):
@@ -226,7 +226,7 @@ def _lead(settings: dict[str, Any], log: str) -> None:
         if settings["token_file"] is not None:
             tokens = TokenStore()
             load_or_issue(tokens, settings["token_file"], "job", ROLES)
-        leader = ElasticCoordinator(
+        coordinator = ElasticCoordinator(
             settings["config"],
             host=host,
             port=int(port),
@@ -237,12 +237,16 @@ def _lead(settings: dict[str, Any], log: str) -> None:
             lease_wait=30.0,
             on_note=lambda note: print(time.time(), note, flush=True),  # noqa: T201
         )
-        with leader:
-            leader.wait_until_ended()
-            time.sleep(60)  # late workers are told that the run is over, until the test kills us
+        with coordinator:
+            coordinator.wait_until_ended()
+            time.sleep(
+                60
+            )  # late workers learn that the run has ended, until the test kills this process
 
 
-def _work(environment: dict[str, str], log: str, main: Main, arguments: tuple[Any, ...]) -> None:
+def _run_worker(
+    environment: dict[str, str], log: str, main: Main, arguments: tuple[Any, ...]
+) -> None:
     import faulthandler
 
     os.environ.update(environment)
@@ -253,7 +257,7 @@ def _work(environment: dict[str, str], log: str, main: Main, arguments: tuple[An
 
 @contextmanager
 def _logged(path: str) -> Iterator[None]:
-    """Everything that the process says goes to a file."""
+    """Write standard output, standard error and the logging of this process to a file."""
     import logging
     import sys
 

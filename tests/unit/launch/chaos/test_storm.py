@@ -3,7 +3,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tensorforge.errors import ConfigurationError
-from tensorforge.launch.chaos.storm import Strike, StrikeKind, Target, aim, parse_kinds, plan_storm
+from tensorforge.launch.chaos.storm import (
+    Candidates,
+    Strike,
+    StrikeKind,
+    choose_victim,
+    parse_kinds,
+    plan_storm,
+)
 
 
 def test_the_same_seed_gives_the_same_storm():
@@ -64,7 +71,7 @@ def strike(kind: StrikeKind, pick: float = 0.5) -> Strike:
     return Strike(at=0.0, kind=kind, pick=pick)
 
 
-def target(**changes) -> Target:
+def candidates(**changes) -> Candidates:
     facts = {
         "members": ("a", "b", "c"),
         "local": ("a", "b"),
@@ -73,31 +80,33 @@ def target(**changes) -> Target:
         "wanted": 3,
         "coordinator_is_local": True,
     }
-    return Target(**{**facts, **changes})
+    return Candidates(**{**facts, **changes})
 
 
 def test_a_kill_hits_only_what_can_be_reached():
-    assert aim(strike(StrikeKind.KILL, 0.99), target()).victim == "b"
-    assert "reached" in aim(strike(StrikeKind.FREEZE), target(local=())).refusal
-    assert aim(strike(StrikeKind.LEAVE, 0.99), target()).victim == "c"
+    assert choose_victim(strike(StrikeKind.KILL, 0.99), candidates()).name == "b"
+    assert (
+        "on this machine" in choose_victim(strike(StrikeKind.FREEZE), candidates(local=())).refusal
+    )
+    assert choose_victim(strike(StrikeKind.LEAVE, 0.99), candidates()).name == "c"
 
 
 def test_a_storm_stays_within_the_limits():
-    assert "minimum" in aim(strike(StrikeKind.KILL), target(min_workers=3)).refusal
-    assert "maximum" in aim(strike(StrikeKind.JOIN), target(wanted=4)).refusal
-    assert aim(strike(StrikeKind.JOIN), target(max_workers=None)).victim == "4"
+    assert "minimum" in choose_victim(strike(StrikeKind.KILL), candidates(min_workers=3)).refusal
+    assert "maximum" in choose_victim(strike(StrikeKind.JOIN), candidates(wanted=4)).refusal
+    assert choose_victim(strike(StrikeKind.JOIN), candidates(max_workers=None)).name == "4"
 
 
 def test_the_coordinator_is_hit_only_where_its_process_is_known():
-    assert aim(strike(StrikeKind.COORDINATOR_KILL), target()).victim == "coordinator"
-    far = target(coordinator_is_local=False)
-    assert aim(strike(StrikeKind.COORDINATOR_KILL), far).victim is None
+    assert choose_victim(strike(StrikeKind.COORDINATOR_KILL), candidates()).name == "coordinator"
+    far = candidates(coordinator_is_local=False)
+    assert choose_victim(strike(StrikeKind.COORDINATOR_KILL), far).name is None
 
 
 @given(st.sampled_from(StrikeKind), st.floats(0, 1, exclude_max=True), st.integers(0, 6))
 def test_every_strike_has_a_victim_or_a_reason(kind, pick, count):
     names = tuple(f"w{n}" for n in range(count))
-    found = aim(strike(kind, pick), target(members=names, local=names, wanted=count))
-    assert (found.victim is None) == (found.refusal is not None)
-    if kind in (StrikeKind.KILL, StrikeKind.FREEZE, StrikeKind.LEAVE) and found.victim:
-        assert found.victim in names
+    found = choose_victim(strike(kind, pick), candidates(members=names, local=names, wanted=count))
+    assert (found.name is None) == (found.refusal is not None)
+    if kind in (StrikeKind.KILL, StrikeKind.FREEZE, StrikeKind.LEAVE) and found.name:
+        assert found.name in names

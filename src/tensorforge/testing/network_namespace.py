@@ -1,9 +1,9 @@
-"""Another host on this machine: a network namespace at the end of a cable that can be pulled.
+"""A second host on this machine: a network namespace behind a link that can be interrupted.
 
     here (S.1) ── cable ── there (S.130)
 
-The cable is a namespace of its own that forwards packets. Pulled, it swallows them without a word: both hosts
-keep their addresses, and whoever lives on the same side goes on talking. Needs the rights of root.
+The cable is a third namespace that forwards packets. While it is pulled, it drops them: both hosts keep their
+addresses, and processes on the same side still reach each other. Needs root.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NEW_NETWORK = 0x40000000
 
 
 class DistantHost:
-    """A context manager. `namespace` is where the other host's processes belong."""
+    """The second host, as a context manager; its processes run in the network namespace `namespace`."""
 
     def __init__(self) -> None:
         unique = f"{time.monotonic_ns() % 10**7}"
@@ -34,7 +34,7 @@ class DistantHost:
 
     @staticmethod
     def is_possible() -> bool:
-        """Whether this machine lets us make namespaces."""
+        """Whether this process may create network namespaces."""
         try:
             probe = subprocess.run(
                 ["unshare", "--net", "true"],  # noqa: S607
@@ -46,12 +46,12 @@ class DistantHost:
         return probe.returncode == 0
 
     def pull(self) -> None:
-        """Nothing passes any more."""
+        """Interrupt the link between the hosts."""
         for end in ("near", "far"):
             _ip("-n", self._cable, "link", "set", end, "down")
 
     def plug(self) -> None:
-        """Everything passes again."""
+        """Restore the link between the hosts."""
         for end in ("near", "far"):
             _ip("-n", self._cable, "link", "set", end, "up")
 
@@ -89,7 +89,7 @@ class DistantHost:
 
 
 def enter_namespace(name: str) -> None:
-    """Move this process to another host; it must not have started threads or opened sockets yet."""
+    """Move this process into the namespace; it must not have started threads or opened sockets yet."""
     libc = ctypes.CDLL(None, use_errno=True)
     with Path("/var/run/netns", name).open() as namespace:
         if libc.setns(namespace.fileno(), _NEW_NETWORK) != 0:
@@ -97,7 +97,7 @@ def enter_namespace(name: str) -> None:
 
 
 def _ip(*words: str) -> None:
-    done = subprocess.run(  # noqa: S603  our own words
+    done = subprocess.run(  # noqa: S603  fixed arguments
         ["ip", *words],  # noqa: S607
         capture_output=True,
         text=True,

@@ -12,7 +12,7 @@ from tensorforge.launch.supervisor.events import CoordinatorStarted
 from tensorforge.launch.supervisor.instructions import SetTarget, StartWorker
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 from tensorforge.launch.supervisor.supervisor import Supervisor
-from tensorforge.testing.control import SimulatedCluster
+from tensorforge.testing.simulated_cluster import SimulatedCluster
 
 STABILITY = 5.0
 LEAVE = commands.Remove("worker-1", "x")

@@ -1,17 +1,12 @@
-import math
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.launch.display.run_view import GONE_KEPT, RunView
-from tensorforge.launch.display.sparkline import sparkline
 from tensorforge.launch.supervisor.events import (
     CheckpointProgress,
     CoordinatorExited,
     CoordinatorStarted,
     GenerationFormed,
-    StepCommitted,
     StopRequested,
     TargetChanged,
     Tick,
@@ -70,14 +65,16 @@ def test_only_the_last_dead_workers_are_kept():
 def test_the_rate_is_that_of_the_last_seconds():
     view = RunView()
     for second in range(30):
-        view.apply(StepCommitted(second, samples=100 * second), float(second))
+        view.apply(CommittedStep(step=second, samples=100), float(second))
     assert view.samples_per_second(29.0) == pytest.approx(100.0)
     assert view.samples_per_second(100.0) is None
 
 
 def test_a_step_that_comes_again_is_counted_once():
     view = view_after(
-        StepCommitted(1, loss=2.0), StepCommitted(1, loss=9.0), StepCommitted(0, loss=9.0)
+        CommittedStep(step=1, metrics={"loss": 2.0}),
+        CommittedStep(step=1, metrics={"loss": 9.0}),
+        CommittedStep(step=0, metrics={"loss": 9.0}),
     )
     assert view.step == 1
     assert list(view.losses) == [2.0]
@@ -99,35 +96,16 @@ def test_the_rest_of_the_news_is_kept():
     view = view_after(
         TargetChanged(4),
         CoordinatorStarted("127.0.0.1:1", 3),
-        CheckpointProgress(5, complete=False, share=0.5),
+        CheckpointProgress(5, complete=False),
         Tick(),
         StopRequested(2),
     )
     assert (view.target, view.coordinator, view.phase) == (4, "127.0.0.1:1", "stopping")
-    assert view.checkpoint is not None
-    assert view.checkpoint.share == 0.5
+    assert view.checkpoint == CheckpointProgress(5, complete=False)
     view.apply(CoordinatorExited(-9), 9.0)
     assert "SIGKILL" in view.coordinator
     view.apply(TrainingFinished(), 9.0)
     assert view.phase == "stopped"
-
-
-def test_a_curve_shows_its_shape():
-    assert sparkline([0, 1, 2, 3, 4, 5, 6, 7], 8) == "▁▂▃▄▅▆▇█"
-    assert sparkline([5, 5, 5], 8) == "▁▁▁"
-    assert sparkline([0, 0, 10, 10], 2) == "▁█"
-    assert sparkline([], 8) == ""
-    assert sparkline([1.0], 0) == ""
-
-
-def test_what_is_no_number_does_not_stretch_the_scale():
-    assert sparkline([0.0, math.nan, 1.0, math.inf], 4) == "▁!█!"
-    assert sparkline([math.nan], 4) == "!"
-
-
-@given(st.lists(st.floats(), max_size=60), st.integers(-1, 30))
-def test_a_curve_fits_its_width_whatever_the_values(values, width):
-    assert len(sparkline(values, width)) == max(0, min(width, len(values)))
 
 
 def test_a_run_that_is_not_being_stopped_finishes():
