@@ -5,5 +5,5 @@ and train (`tensorforge.train`). Users import them from `tensorforge.elastic`. A
 (`elastic_config`) says how a run behaves. Each `WorkerId` (`workers`) that joins becomes part of the next
 `ClusterTopology` (`topology`; `topology_holder` shares the current one between threads). The step from one
 topology to the next is a `RescalingEvent` (`rescaling`), and a newcomer starts from a `GlobalTrainingState`
-(`global_state`).
+(`global_state`). Each optimizer step that all members applied is a `CommittedStep` (`committed_step`).
 """

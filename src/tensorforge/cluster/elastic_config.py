@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tensorforge.errors import ConfigurationError
+from tensorforge.validation import flag, member, whole_number
 
 
 class AdaptationStrategy(Enum):
@@ -78,38 +79,18 @@ class ElasticTrainingConfig:
 
     def validate(self) -> None:
         """Raise `ConfigurationError` for the first option that breaks its rule."""
-        self._whole_number("min_workers", least=1)
+        whole_number("min_workers", self.min_workers, least=1)
         if self.max_workers is not None:
-            self._whole_number("max_workers", least=1)
+            whole_number("max_workers", self.max_workers, least=1)
             if self.max_workers < self.min_workers:
                 rule = f"must be at least min_workers ({self.min_workers}), or None for no limit"
                 raise ConfigurationError("max_workers", self.max_workers, rule)
-        self._whole_number("rescale_timeout_ms", least=0)
-        self._whole_number("max_consecutive_failures", least=0)
-        self._member("lr_adaptation_strategy", AdaptationStrategy)
-        self._member("redistribution_type", RedistributionType)
-        self._flag("use_synchronous_rescaling")
-        self._whole_number("stability_window_ms", least=0)
-        self._whole_number("worker_heartbeat_timeout_ms", least=1)
-        self._whole_number("failure_tolerance_percentage", least=0, most=100)
-        self._flag("use_parallel_data_transfer")
-
-    def _whole_number(self, field: str, *, least: int, most: int | None = None) -> None:
-        value = getattr(self, field)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigurationError(field, value, "must be a whole number")
-        if value < least:
-            raise ConfigurationError(field, value, f"must be at least {least}")
-        if most is not None and value > most:
-            raise ConfigurationError(field, value, f"must be at most {most}")
-
-    def _member(self, field: str, kind: type[Enum]) -> None:
-        value = getattr(self, field)
-        if not isinstance(value, kind):
-            names = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-            raise ConfigurationError(field, value, f"must be one of {names}")
-
-    def _flag(self, field: str) -> None:
-        value = getattr(self, field)
-        if not isinstance(value, bool):
-            raise ConfigurationError(field, value, "must be True or False")
+        for field in ("rescale_timeout_ms", "max_consecutive_failures", "stability_window_ms"):
+            whole_number(field, getattr(self, field), least=0)
+        whole_number("worker_heartbeat_timeout_ms", self.worker_heartbeat_timeout_ms, least=1)
+        percentage = self.failure_tolerance_percentage
+        whole_number("failure_tolerance_percentage", percentage, least=0, most=100)
+        member("lr_adaptation_strategy", self.lr_adaptation_strategy, AdaptationStrategy)
+        member("redistribution_type", self.redistribution_type, RedistributionType)
+        flag("use_synchronous_rescaling", self.use_synchronous_rescaling)
+        flag("use_parallel_data_transfer", self.use_parallel_data_transfer)

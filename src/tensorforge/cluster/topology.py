@@ -12,6 +12,7 @@ from tensorforge.errors import (
     InvalidInputError,
     NotFoundError,
 )
+from tensorforge.validation import whole_number
 
 
 def _now() -> datetime:
@@ -31,8 +32,7 @@ class ClusterTopology:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", tuple(self.workers))
-        if isinstance(self.epoch, bool) or not isinstance(self.epoch, int) or self.epoch < 0:
-            raise InvalidInputError(f"epoch = {self.epoch!r}: must be a whole number, 0 or more")
+        whole_number("epoch", self.epoch, least=0)
         if len({worker.id for worker in self.workers}) != len(self.workers):
             raise InvalidInputError("workers: two members have the same id")
 

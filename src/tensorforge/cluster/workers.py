@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from tensorforge.errors import InvalidInputError
 from tensorforge.lifecycle import Lifecycle
+from tensorforge.validation import whole_number
 
 
 class WorkerStatus(Enum):
@@ -53,10 +54,7 @@ class WorkerId:
             raise InvalidInputError(f"id = {self.id!r}: a worker needs a name")
         if not isinstance(self.hostname, str) or not self.hostname:
             raise InvalidInputError(f"hostname = {self.hostname!r}: a worker needs a host")
-        if isinstance(self.port, bool) or not isinstance(self.port, int):
-            raise InvalidInputError(f"port = {self.port!r}: must be a whole number")
-        if not 0 <= self.port <= 65_535:
-            raise InvalidInputError(f"port = {self.port!r}: must lie between 0 and 65535")
+        whole_number("port", self.port, least=0, most=65_535)
 
     def __str__(self) -> str:
         return f"{self.id}@{self.hostname}:{self.port}"

@@ -12,7 +12,7 @@ from tensorforge.elastic.protocol import commands, messages
 from tensorforge.elastic.protocol.reasons import DepartureKind
 from tensorforge.elastic.protocol.timeouts import RECONNECT_MOST
 from tensorforge.errors import ConfigurationError, ConflictError
-from tensorforge.testing.control import SimulatedCluster
+from tensorforge.testing.simulated_cluster import SimulatedCluster
 
 STABILITY, SILENCE, RESCALE = 5.0, 9.0, 30.0
 
