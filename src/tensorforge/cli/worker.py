@@ -26,7 +26,7 @@ from tensorforge.cli._cluster import (
 )
 from tensorforge.cli.run import script_arguments
 from tensorforge.errors import ConflictError, PermissionDeniedError
-from tensorforge.launch.launch_settings import require_script
+from tensorforge.launch.launch_settings import bootstrap_command, require_script
 
 app = typer.Typer(help="Join a run from any machine.")
 
@@ -88,6 +88,6 @@ def worker(
     joined = {"worker": chosen, "coordinator": coordinator, "pid": os.getpid()}
     typer.echo(json.dumps(joined) if json_output else f"{chosen} joins {coordinator}")
     sys.stdout.flush()
-    flag = ["-m"] if module else []
-    command = [sys.executable, "-m", "tensorforge.launch.processes.bootstrap", *flag, script]
-    os.execve(sys.executable, [*command, *script_arguments(arguments)], os.environ | variables)  # noqa: S606
+    words = script_arguments(arguments)
+    command = bootstrap_command(sys.executable, script, words, as_module=module)
+    os.execve(sys.executable, command, os.environ | variables)  # noqa: S606
