@@ -103,7 +103,7 @@ def test_a_mistake_is_a_message_and_a_failure(cluster, capsys):
     assert run("scale", "0", "-c", cluster.address) == 1
     assert "must be at least min_workers (1)" in capsys.readouterr().err
     assert run("leave", "ghost", "-c", cluster.address) == 1
-    assert "no worker is called 'ghost'; known: a, b" in capsys.readouterr().err
+    assert "there is no worker 'ghost'; known workers: a, b" in capsys.readouterr().err
     assert run("status", "-c", "127.0.0.1:9") == 1
     assert "no coordinator answers at 127.0.0.1:9" in capsys.readouterr().err
 

@@ -13,6 +13,7 @@ from tensorforge.encoding import encode
 from tensorforge.errors import ConfigurationError, InvalidInputError, NotFoundError
 from tensorforge.launch.processes.preload import find_script, preloads
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
+from tensorforge.validation import whole_number
 
 JOURNAL_FILE = "journal.db"
 LOGS_FOLDER = "logs"
@@ -44,10 +45,8 @@ class LaunchSettings:
     spares: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.spares, bool) or not 0 <= self.spares <= MOST_SPARES:
-            raise ConfigurationError("spares", self.spares, f"must be 0 to {MOST_SPARES}")
-        if not 0 <= self.port < 1 << 16:
-            raise ConfigurationError("port", self.port, "must be 0 to 65535")
+        whole_number("spares", self.spares, least=0, most=MOST_SPARES)
+        whole_number("port", self.port, least=0, most=65_535)
         if not self.as_module:
             require_script(self.script)
         if self.host in ("", "0.0.0.0", "::", "[::]"):  # noqa: S104  refused, not used

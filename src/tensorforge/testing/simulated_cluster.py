@@ -20,6 +20,7 @@ from tensorforge.elastic.coordinator.journal_records import (
     replay,
 )
 from tensorforge.elastic.coordinator.machine import inputs
+from tensorforge.elastic.coordinator.machine.cluster_state import ClusterState
 from tensorforge.elastic.coordinator.machine.instructions import (
     Close,
     Instruction,
@@ -96,12 +97,13 @@ class SimulatedCluster:
 
     def _machine(self) -> Machine:
         entries = [entry_from_json(line) for line in self.journal]
-        return Machine(
+        state = ClusterState(
             self.config,
             now=self.clock(),
             desired_workers=self.desired_workers,
             restored=replay(entries),
         )
+        return Machine(state)
 
     def feed(self, event: inputs.Input) -> list[Instruction]:
         """Pass one event to the machine and carry out its instructions."""
@@ -143,7 +145,9 @@ class SimulatedCluster:
             self.puppets[name] = puppet
         return puppet
 
-    def hello(self, puppet: Puppet, generation: int | None, protocol: int = 1) -> None:
+    def hello(
+        self, puppet: Puppet, generation: int | None, protocol: int = messages.PROTOCOL
+    ) -> None:
         """Send the first message on the puppet's stream."""
         message = messages.Hello(
             protocol=protocol,

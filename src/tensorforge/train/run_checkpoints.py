@@ -1,7 +1,7 @@
-"""Checkpoints of a run: by schedule, in the background, in the catalog; and the way back from one.
+"""Checkpoints of a run: saved by schedule, in the background, with a record in the catalog; and restoring.
 
-The state is the same on all members, so rank 0 saves it alone and nobody waits for anybody. If rank 0
-dies while it saves, that checkpoint never existed; the next rank 0 follows the schedule from there.
+The state is the same on all members, so rank 0 saves it alone and no member waits for another. If rank 0 dies
+while it saves, there is no checkpoint of that step; the next rank 0 goes on with the schedule.
 """
 
 from __future__ import annotations
@@ -46,9 +46,10 @@ _KEY = "tensorforge_run"
 class CheckpointPlan:
     """Where and when a run is saved.
 
-    `location`: a folder or the URL of an object store, for this run alone. `schedule`: when. `retention`:
-    what is kept. `catalog`: the URL or path of the catalog's database; by default a file in the folder, and
-    none for an object store. `resume`: a run that starts fresh goes on from the newest intact checkpoint.
+    `location`: a folder or the URL of an object store, for this run alone. `schedule`: when to save.
+    `retention`: which checkpoints are kept. `run_id`: the run's name in the catalog. `catalog`: the URL or
+    path of the catalog's database; by default a file in the folder, and none for an object store. `resume`:
+    whether a run that starts begins with the newest intact checkpoint.
     """
 
     location: str | Path
@@ -243,7 +244,7 @@ class Checkpointer:
 
 
 def _pack(state: TrainingState) -> dict[str, Any]:
-    """What the model's and the optimizer's files do not hold, as JSON."""
+    """What the model's and the optimizer's files do not have, as JSON."""
     saved = set(state.model.state_dict())
     transient = {n: b for n, b in state.model.named_buffers() if n not in saved}
     flat = flatten({"transient": transient, **state.bookkeeping()})

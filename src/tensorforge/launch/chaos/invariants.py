@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.encoding import Json
+from tensorforge.validation import is_whole_number
 from tensorforge.wording import counted
 
 Line = Mapping[str, Json]
@@ -108,4 +109,4 @@ def run_goes_on(ended: str | None, reason: str, recovered: bool, remark: str = "
 
 
 def _step_number(value: Json) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else -1
+    return value if is_whole_number(value) else -1

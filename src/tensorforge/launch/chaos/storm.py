@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tensorforge.errors import ConfigurationError
+from tensorforge.validation import finite_number
 from tensorforge.wording import counted
 
 
@@ -59,9 +60,9 @@ def plan_storm(
 
     A freeze lasts between 0.5 and 1.5 times `freeze_seconds`.
     """
-    _positive("duration", duration)
-    _positive("rate", rate)
-    _positive("freeze_seconds", freeze_seconds)
+    finite_number("duration", duration, above=0)
+    finite_number("rate", rate, above=0)
+    finite_number("freeze_seconds", freeze_seconds, above=0)
     ordered = [kind for kind in StrikeKind if kind in kinds]
     if not ordered:
         raise ConfigurationError("kinds", list(kinds), "must name at least one kind of strike")
@@ -135,11 +136,6 @@ def _choose(strike: Strike, candidates: Candidates, eligible: tuple[str, ...]) -
     if len(candidates.members) <= candidates.min_workers:
         return Victim(None, f"the minimum is {counted(len(candidates.members), 'worker')}")
     return Victim(sorted(eligible)[int(strike.pick * len(eligible))])
-
-
-def _positive(name: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise ConfigurationError(name, value, "must be more than 0, and finite")
 
 
 def _pause(draw: float, rate: float) -> float:

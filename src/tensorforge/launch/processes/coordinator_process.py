@@ -45,8 +45,8 @@ class CoordinatorSettings:
 
     @classmethod
     def from_environment(cls) -> CoordinatorSettings:
-        """Read the settings from the environment variable."""
-        return decode(COORDINATOR_SETTINGS.read(), cls)
+        """Read the settings that the launcher passed; the variable is removed."""
+        return decode(COORDINATOR_SETTINGS.take(), cls)
 
 
 def serve(settings: CoordinatorSettings, reporter: Reporter) -> None:

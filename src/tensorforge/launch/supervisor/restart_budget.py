@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tensorforge.capacity import RollingWindow
 from tensorforge.errors import ConfigurationError
+from tensorforge.validation import whole_number
 
 
 class RestartBudget:
     """At most `limit` restarts within any `window` seconds; 0 allows none."""
 
     def __init__(self, limit: int, window: float) -> None:
-        if isinstance(limit, bool) or limit < 0:
-            raise ConfigurationError("max_restarts", limit, "must be 0 or more")
+        whole_number("max_restarts", limit, least=0)
         if not window > 0:
             raise ConfigurationError("restart_window", window, "must be more than 0 seconds")
         self.limit = limit

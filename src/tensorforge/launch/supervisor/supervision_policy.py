@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorforge.errors import ConfigurationError
+from tensorforge.validation import whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,9 +52,7 @@ class SupervisionPolicy:
 
     def _at_least(self, name: str, least: int, why: str = "") -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigurationError(name, value, "must be a whole number")
-        if value < least:
+        if whole_number(name, value) < least:
             raise ConfigurationError(name, value, f"must be at least {least}{why}")
 
     def clamp(self, workers: int) -> int:

@@ -13,7 +13,6 @@ import json
 import logging
 import ssl
 from dataclasses import dataclass
-from typing import Any
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.topology import ClusterTopology
@@ -55,7 +54,6 @@ class ShardPlane:
         self._rank = 0
         self._released: set[int] | None = None
         self.placement: Placement | None = None
-        self.plan: DataRedistributionPlan | None = None
         data.open()
 
     def serve(self, access: DataAccess) -> int:
@@ -98,7 +96,7 @@ class ShardPlane:
             for shard in plan.worker_assignments[each]:
                 owners[shard.shard_id] = rank
         self._rank, self._released = topology.rank_of(worker), None
-        self.plan, self.placement = plan, Placement(owners, stored)
+        self.placement = Placement(owners, stored)
         self._fetch(plan, worker, config)
         return plan
 
@@ -177,17 +175,6 @@ class ShardPlane:
             report.seconds,
             report.from_origin,
         )
-
-    def report(self) -> dict[str, Any]:
-        """How many shards the current plan moves, for the run's log."""
-        plan = self.plan
-        if plan is None:
-            return {}
-        return {
-            "moved_shards": plan.moved_units,
-            "minimum": plan.minimum_moves,
-            "from_origin": sum(move.source_worker is None for move in plan.transfers),
-        }
 
     def close(self) -> None:
         """Stop fetching and serving. The stored shards stay on the disk."""

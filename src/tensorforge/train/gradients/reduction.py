@@ -35,7 +35,7 @@ Wait = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Elements `[start, stop)` of a group's flat memory; each member's slice has `width` elements.
+    """Elements `[start, stop)` of the flat memory of a group; a member's slice has `width` elements.
 
     `waits_for` are the entries that must be complete before the bucket is sent. The last bucket of a group
     may be padded.
@@ -46,6 +46,7 @@ class Bucket:
     stop: int
     width: int
     waits_for: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class TreeReduction:
@@ -114,12 +115,8 @@ class TreeReduction:
                 for entry_number, entry in enumerate(group.entries)
                 if entry.offset < stop and start < entry.offset + max(1, entry.size)
             )
-            buckets.append(Bucket(number, start, stop, width, waits_for))
+            buckets.append(Bucket(number, start, stop, width, waits_for, group.dtype))
         return buckets
-
-    def dtype(self, bucket: Bucket) -> torch.dtype:
-        """The dtype of the bucket's elements."""
-        return self.layout.groups[bucket.group].dtype
 
     def fold(self, bucket: Bucket, parts: Mapping[Node, torch.Tensor]) -> torch.Tensor:
         """Add up one slice along the tree. The result lies in the memory of one of the parts."""
@@ -256,7 +253,7 @@ class Exchange:
 
     def _send(self, bucket: Bucket, slot: int) -> _Sent:
         """Start to send each member its slice of each of this member's nodes, one node per turn."""
-        width, dtype = bucket.width, self._reduction.dtype(bucket)
+        width, dtype = bucket.width, bucket.dtype
         counts = [len(nodes) for nodes in self._nodes]
         incoming = self._reduction.memory(f"incoming {slot}", sum(counts) * width, dtype)
         order: list[Node] = []
@@ -276,11 +273,11 @@ class Exchange:
 
     def _outgoing(self, bucket: Bucket, sums: Entries, purpose: str) -> torch.Tensor:
         """The bucket's part of `sums` in contiguous memory. Gaps between entries have arbitrary content."""
-        members, dtype = self._group.world_size, self._reduction.dtype(bucket)
+        members = self._group.world_size
         flats = self._reduction.packed(sums, members)
         if flats is not None:
             return flats[bucket.group][bucket.start : bucket.start + bucket.width * members]
-        packed = self._reduction.memory(purpose, bucket.width * members, dtype)
+        packed = self._reduction.memory(purpose, bucket.width * members, bucket.dtype)
         entries = self._reduction.layout.groups[bucket.group].entries
         for number in bucket.waits_for:
             entry = entries[number]

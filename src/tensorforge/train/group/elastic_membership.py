@@ -1,4 +1,4 @@
-"""Membership in a cluster that a coordinator leads."""
+"""Membership in a cluster that is led by a coordinator."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tensorforge.train.data.shard_plane import DataAccess
 from tensorforge.train.group.membership import RunEnd
 
 _STORE = "store"
-_LAST_WORDS_SECONDS = 30.0
+_FLUSH_SECONDS = 30.0
 
 
 class ElasticMembership:
@@ -47,9 +47,9 @@ class ElasticMembership:
         *,
         serve: Callable[[DataAccess], int] | None = None,
     ) -> ElasticMembership:
-        """The place that a launcher describes in `TENSORFORGE_*` variables.
+        """The membership that a launcher describes in `TENSORFORGE_*` variables.
 
-        `serve` begins to give this worker's shards to others, and returns the port for that.
+        `serve` begins to serve this worker's shards to the others and returns the port.
         """
         address = COORDINATOR.read(environment)
         if address is None:
@@ -67,7 +67,7 @@ class ElasticMembership:
 
     @property
     def worker_id(self) -> WorkerId:
-        """Who this is."""
+        """This worker's name and address."""
         return self._worker.worker_id
 
     def connect(
@@ -93,7 +93,7 @@ class ElasticMembership:
     def ready(
         self, generation: int, committed_step: int, prepared_step: int | None, store: str | None
     ) -> None:
-        """Answer the rescale barrier."""
+        """Answer the first half of the rescale barrier."""
         self._worker.ready(
             generation,
             committed_step=committed_step,
@@ -113,7 +113,7 @@ class ElasticMembership:
         return str(formation.members[first.id].attributes.get(_STORE, ""))
 
     def formed(self, generation: int, moved: Mapping[str, int]) -> None:
-        """The second half of the barrier."""
+        """Answer the second half of the rescale barrier."""
         self._worker.formed(generation, {what: count for what, count in moved.items() if count})
 
     def report(self, step: CommittedStep) -> None:
@@ -129,7 +129,7 @@ class ElasticMembership:
         )
 
     def suspect(self, generation: int, reason: str) -> None:
-        """Have the coordinator look into it."""
+        """Ask the coordinator to find out which member is gone."""
         self._worker.suspect(generation, None, reason)
 
     def leave(self, reason: str) -> bool:
@@ -138,22 +138,22 @@ class ElasticMembership:
         return True
 
     def wait_for_release(self, timeout: float) -> bool:
-        """Wait until the others have formed without this worker."""
+        """Wait until the other workers have formed a generation without this one."""
         return self._worker.wait_for_release(timeout)
 
     def finish(self, reason: str) -> None:
-        """Training is complete."""
+        """Report that training is complete."""
         self._worker.finish(reason)
 
     def abort(self, reason: str, traceback: str) -> None:
-        """Tell what this worker's code raised; whether the run ends is for the coordinator to say."""
+        """Report what the training code raised; the coordinator decides whether the run ends."""
         self._worker.abort(reason, traceback)
 
     def close(self) -> None:
-        """Say the last words and disconnect."""
+        """Send what is still to be sent, then disconnect."""
         if self._is_connected:
             self._is_connected = False
-            self._worker.flush(_LAST_WORDS_SECONDS)
+            self._worker.flush(_FLUSH_SECONDS)
         self._worker.disconnect()
 
 
@@ -165,7 +165,7 @@ def _tls(environment: Mapping[str, str] | None) -> TlsOptions | None:
 
 
 def _data_access(host: str, token: str | None, tls: TlsOptions | None) -> DataAccess:
-    """Workers that have certificates of the job's authority demand them of each other."""
+    """With certificates of the job's authority, workers also demand certificates of each other."""
     if tls is None or tls.ca is None or tls.certificate is None:
         return DataAccess(host=host, token=token)
     return DataAccess(
@@ -177,7 +177,7 @@ def _data_access(host: str, token: str | None, tls: TlsOptions | None) -> DataAc
 
 
 def _mutual(side: Any, tls: TlsOptions) -> ssl.SSLContext:
-    """Both sides show a certificate of the same authority; workers have no names to compare."""
+    """Both sides must show a certificate of the same authority. Host names are not compared."""
     context = ssl.SSLContext(side)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -185,12 +185,14 @@ def _mutual(side: Any, tls: TlsOptions) -> ssl.SSLContext:
         context.load_verify_locations(tls.ca)
         context.load_cert_chain(str(tls.certificate), tls.key)
     except OSError as error:
-        raise ConfigurationError(CERT.name, tls.certificate, f"is of no use: {error}") from error
+        raise ConfigurationError(
+            CERT.name, tls.certificate, f"cannot be loaded: {error}"
+        ) from error
     return context
 
 
 def _address_towards(address: str) -> str:
-    """This machine's address on the way to `address`; nothing is sent to find it."""
+    """This machine's address on the route to `address`. Nothing is sent to find it."""
     host, _, port = address.rpartition(":")
     family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:

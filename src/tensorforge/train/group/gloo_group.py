@@ -31,6 +31,8 @@ from tensorforge.errors import UnavailableError
 
 _POLL_SECONDS = 0.1
 _TCP_ESTABLISHED = 1
+_OPERATION_SECONDS = 600.0
+"""The longest that gloo lets an operation take if nobody aborts the group."""
 
 _drop_lock = threading.Lock()
 """Acquired while a group is dropped, and never released again once the interpreter ends."""
@@ -62,9 +64,8 @@ class GenerationGroup:
     """The collective operations of one generation, over gloo. `form` connects it; one thread at a time uses it.
 
     `abort` may be called by any thread at any time, also while the group is still being formed; every wait
-    then ends with `GroupAbortedError`. `operation_timeout` bounds each operation even if nobody aborts. All
-    connections that this process opens while `form` runs, except those to the store, count as the group's
-    and are shut down with it.
+    then ends with `GroupAbortedError`. All connections that this process opens while `form` runs, except those
+    to the store, count as the group's and are shut down with it.
     """
 
     def __init__(
@@ -75,7 +76,6 @@ class GenerationGroup:
         rank: int,
         world_size: int,
         host: str = "127.0.0.1",
-        operation_timeout: float = 600.0,
         connect_timeout: float = 10.0,
     ) -> None:
         self.generation = generation
@@ -83,7 +83,6 @@ class GenerationGroup:
         self.world_size = world_size
         self._store_address = store
         self._host = host
-        self._operation_timeout = operation_timeout
         self._connect_timeout = connect_timeout
         self._backend: Any = None
         self._pending: list[Any] = []
@@ -144,7 +143,7 @@ class GenerationGroup:
         before = _sockets()
         backend = dist.ProcessGroupGloo(store, self.rank, self.world_size, options)
         backend._set_default_timeout(  # noqa: SLF001
-            timedelta(seconds=self._operation_timeout)
+            timedelta(seconds=_OPERATION_SECONDS)
         )
         opened = {
             fd: name
@@ -226,14 +225,10 @@ class GenerationGroup:
             self.abort(reason)
             raise GroupAbortedError(f"generation {self.generation}: {reason}") from error
 
-    def _run(self, begin: Callable[[Any], Any]) -> None:
-        self._wait(self._start(begin))
-
-    def all_reduce(self, tensor: torch.Tensor, operation: Any = dist.ReduceOp.SUM) -> None:
-        """Combine `tensor` over all members, in place."""
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sum `tensor` over all members, in place."""
         options = dist.AllreduceOptions()
-        options.reduceOp = operation
-        self._run(lambda backend: backend.allreduce([tensor], options))
+        self._wait(self._start(lambda backend: backend.allreduce([tensor], options)))
 
     def all_gather(self, into: torch.Tensor, tensor: torch.Tensor) -> None:
         """Concatenate the members' equally long `tensor`s in `into`, by rank."""

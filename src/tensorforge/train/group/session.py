@@ -29,29 +29,28 @@ log = logging.getLogger(__name__)
 
 _SIGNAL_POLL_SECONDS = 0.25
 _RELEASE_SECONDS = 5.0
+_GENERATION_SECONDS = 600.0
+"""How long a member waits for the next generation to form."""
 
 
 class FormOutcome(Enum):
-    """How `Session.form` ended for this worker."""
+    """This worker is in a working group, or the cluster goes on without it, or the run is over for all."""
 
     MEMBER = "member"
-    """The worker is in a working group."""
     RELEASED = "released"
-    """The cluster goes on without this worker."""
     ENDED = "ended"
-    """The run is over for all workers."""
 
 
 class Requests(NamedTuple):
-    """What is requested for the time after a step. Before the vote each field is 0 or 1; after it each field
-    counts the members that request it."""
+    """Whether a later generation waits (`drain`), this worker shall leave, and the run shall stop, after
+    the step.
+
+    Before the vote each field is 0 or 1; after the vote it counts the members that request it.
+    """
 
     drain: int
-    """A later generation was announced: leave this group after the step."""
     leave: int
-    """This worker was asked to leave."""
     stop: int
-    """The run was asked to stop on all workers."""
 
 
 @dataclass(slots=True)
@@ -65,34 +64,19 @@ class FormationTimes:
     moved: dict[str, int] = field(default_factory=dict)
 
 
-class StepPosition(NamedTuple):
-    """The last step that this worker committed, and the step that it has prepared, if any."""
-
-    committed_step: int
-    prepared_step: int | None
-
-
 class Session:
     """This worker's current generation and its group, and what was requested of the worker meanwhile.
 
     Signal handlers set `leave_reason` and `stop_reason`; `requests` brings both into the vote of the next step.
-    `generation_timeout` bounds, in seconds, how long a member waits for the next generation to form.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        *,
-        generation_timeout: float = 600.0,
-        connect_timeout: float = 10.0,
-    ) -> None:
+    def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        self._generation_timeout = generation_timeout
-        self._connect_timeout = connect_timeout
         self._condition = threading.Condition()
         self._newest: RescalingEvent | None = None
         self._newest_at = time.monotonic()
-        self._ended: RunEnd | None = None
+        self.ended: RunEnd | None = None
+        """Why the run is over, or `None` while it is not."""
         self._fenced_generation = 0
         self.leave_reason: str | None = None
         self.stop_reason: str | None = None
@@ -118,7 +102,7 @@ class Session:
     @property
     def interrupted(self) -> bool:
         """Whether the current group cannot commit any more, so that more work with it is pointless."""
-        if self._ended is not None or self._fenced_generation >= self.generation > 0:
+        if self.ended is not None or self._fenced_generation >= self.generation > 0:
             return True
         newest = self._newest
         if newest is not None and newest.urgent and newest.new_topology.epoch > self.generation:
@@ -130,11 +114,6 @@ class Session:
         """Whether a later generation waits for the end of the current step."""
         newest = self._newest
         return newest is not None and newest.new_topology.epoch > self.generation
-
-    @property
-    def ended(self) -> RunEnd | None:
-        """Why the run is over, or `None` while it is not."""
-        return self._ended
 
     @property
     def last_formed_generation(self) -> int:
@@ -159,7 +138,7 @@ class Session:
 
     def _on_ended(self, end: RunEnd) -> None:
         with self._condition:
-            self._ended = end
+            self.ended = end
             group = self.group
             self._condition.notify_all()
         if group is not None:
@@ -200,7 +179,7 @@ class Session:
     def abandon_group(self, error: BaseException) -> None:
         """Drop the group because an operation failed in it; report that, unless the reason is known already."""
         log.info("generation %d broke: %s", self.generation, error)
-        if not self.drain_requested and self._ended is None:
+        if not self.drain_requested and self.ended is None:
             self._membership.suspect(self.generation, str(error))
         self._drop_group()
 
@@ -217,34 +196,35 @@ class Session:
 
     def form(
         self,
-        position: Callable[[], StepPosition],
+        position: Callable[[], tuple[int, int | None]],
         agree: Callable[[GenerationGroup | None], dict[str, int]],
     ) -> FormOutcome:
         """Follow the newest generation until there is a group in which `agree` has succeeded.
 
-        `agree` brings all members to one state and returns what was moved for that.
+        `position` returns the last committed step and the prepared step, if there is one. `agree` brings all
+        members to one state and returns what was moved for that.
         """
         if self.group is not None:
             self._drop_group()
         while True:
             event = self._await_event()
-            if event is None and self._ended is None:
+            if event is None and self.ended is None:
                 self._membership.leave(self.leave_reason or "")
                 self._membership.wait_for_release(_RELEASE_SECONDS)
                 return FormOutcome.RELEASED
             if event is None:
                 return FormOutcome.ENDED
             if self._membership.worker_id not in event.new_topology:
-                self._membership.wait_for_release(self._generation_timeout)
+                self._membership.wait_for_release(_GENERATION_SECONDS)
                 return FormOutcome.RELEASED
             times = FormationTimes(
                 event.new_topology.epoch, event.trigger_reason, event.new_topology.world_size
             )
             clock = _PhaseClock(times, self._newest_at)
             try:
-                store = self._await_members(event, position(), clock)
+                store = self._await_members(event, *position(), clock)
                 if store is None:
-                    if self._ended is None and self._membership.wait_for_release(0):
+                    if self.ended is None and self._membership.wait_for_release(0):
                         return FormOutcome.RELEASED
                     continue
                 self._connect_group(store)
@@ -262,11 +242,11 @@ class Session:
     def _await_event(self) -> RescalingEvent | None:
         """The newest event that was not followed yet; `None` if the run has ended or this worker leaves."""
         # A worker that was never a member waits for as long as the coordinator lets it.
-        timeout = self._generation_timeout if self.generation else math.inf
+        timeout = _GENERATION_SECONDS if self.generation else math.inf
         deadline = time.monotonic() + timeout
         with self._condition:
             while True:
-                if self._ended is not None:
+                if self.ended is not None:
                     return None
                 if self._newest is not None and self._newest.new_topology.epoch > self.generation:
                     return self._newest
@@ -276,13 +256,17 @@ class Session:
                 if left <= 0:
                     raise DeadlineExceededError(
                         f"no generation followed generation {self.generation} within "
-                        f"{self._generation_timeout:g} s: the coordinator is away, or there are too few workers"
+                        f"{_GENERATION_SECONDS:g} s: the coordinator is away, or there are too few workers"
                     )
                 # Short waits, because a signal handler cannot notify.
                 self._condition.wait(min(left, _SIGNAL_POLL_SECONDS))
 
     def _await_members(
-        self, event: RescalingEvent, position: StepPosition, clock: _PhaseClock
+        self,
+        event: RescalingEvent,
+        committed_step: int,
+        prepared_step: int | None,
+        clock: _PhaseClock,
     ) -> str | None:
         """Enter the event's generation and wait until all its members are ready.
 
@@ -298,10 +282,8 @@ class Session:
             self._store = GenerationStore(self._membership.worker_id.hostname)
             offered = self._store.address
         clock.mark("stop")
-        self._membership.ready(
-            self.generation, position.committed_step, position.prepared_step, offered
-        )
-        store = self._membership.wait_for_store(self.generation, self._generation_timeout)
+        self._membership.ready(self.generation, committed_step, prepared_step, offered)
+        store = self._membership.wait_for_store(self.generation, _GENERATION_SECONDS)
         clock.mark("gather")
         if (
             self._retired is not None
@@ -321,7 +303,6 @@ class Session:
             rank=self.rank,
             world_size=self.world_size,
             host=self._membership.worker_id.hostname,
-            connect_timeout=self._connect_timeout,
         )
         with self._condition:
             self.group = group

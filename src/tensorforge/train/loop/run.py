@@ -1,12 +1,12 @@
-"""The run: what a training script makes, and the loop that carries it through every change of the cluster."""
+"""The run: what a training script makes, and the loop that goes on through every change of the cluster."""
 
 from __future__ import annotations
 
-import logging
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -30,13 +30,7 @@ from tensorforge.train.evaluation import Evaluation
 from tensorforge.train.group.agreement import agree
 from tensorforge.train.group.gloo_group import GenerationGroup, GroupAbortedError
 from tensorforge.train.group.membership import FixedMembership, Membership, RunEnd
-from tensorforge.train.group.session import (
-    FormationTimes,
-    FormOutcome,
-    Requests,
-    Session,
-    StepPosition,
-)
+from tensorforge.train.group.session import FormOutcome, Requests, Session
 from tensorforge.train.loop.engine import StepEngine
 from tensorforge.train.loop.step import Step
 from tensorforge.train.loop.training_state import PreparedStep, Stateful, TrainingState
@@ -44,8 +38,7 @@ from tensorforge.train.run_checkpoints import Checkpointer, CheckpointPlan
 from tensorforge.train.run_config import RunConfig
 from tensorforge.train.run_log import RunLog
 from tensorforge.train.signals import SignalHandlers
-
-log = logging.getLogger(__name__)
+from tensorforge.validation import whole_number
 
 
 class Run:
@@ -57,12 +50,13 @@ class Run:
                     step.backward(loss_function(model(x), y))
                 step.commit()
 
-    Started alone it is a run of one process; started by `tensorforge run` or `tensorforge worker` it is one
-    worker of an elastic run. Every worker runs the same script. While `steps` is under way in the main thread,
-    SIGTERM takes this worker out after its step, and SIGUSR2 stops the run on all workers.
+    A script that is started alone is a run of one process. Started by `tensorforge run` or `tensorforge
+    worker` it is one worker of an elastic run, in which every worker runs the same script. While `steps` is
+    iterated over in the main thread, SIGTERM makes this worker leave after its step, and SIGUSR2 stops the
+    run on all workers.
 
-    `before_update` is called with the step's complete gradient in place, before the optimizer: whatever it
-    does must depend on the model alone.
+    `before_update` is called before the optimizer's step, when the gradients of all workers are summed up in
+    `.grad`. What it does must depend on the model alone.
     """
 
     def __init__(
@@ -132,7 +126,7 @@ class Run:
             raise early
 
     def _left_early(self) -> ConflictError | None:
-        """What is wrong with a loop that others still wait in; alone, everybody may go when they like."""
+        """The error to raise if the script left the loop while other workers wait for it there, else `None`."""
         is_alone = isinstance(self._membership, FixedMembership) and self.world_size == 1
         if is_alone or not self._is_open:
             return None
@@ -170,13 +164,8 @@ class Run:
         """The current generation."""
         return self._session.generation
 
-    @property
-    def rescales(self) -> list[FormationTimes]:
-        """Every formation that this worker took part in, with the milliseconds of its phases."""
-        return list(self._session.formations)
-
     def digest(self) -> str:
-        """128 bits over the whole state: weights, optimizer, scheduler, ledger."""
+        """A 128-bit hash, in hex, of the state: weights, buffers, optimizer, scheduler, ledger."""
         return self.state.capture().digest().hex()
 
     def stop(self, reason: str = "asked to stop") -> None:
@@ -184,13 +173,14 @@ class Run:
         self._session.stop_reason = reason
 
     def leave(self, reason: str = "asked to leave") -> None:
-        """Take this worker out after the current step; the others go on. May be called by a signal handler."""
+        """Leave after the current step; the other workers go on. May be called by a signal handler."""
         self._session.leave_reason = reason
 
     def steps(self, *, epochs: int | None = None, total: int | None = None) -> Iterator[Step]:
-        """One turn per attempt at a step, until `epochs` are over or `total` steps are committed.
+        """Yield one attempt at a step after another, until `epochs` are over or `total` steps are committed.
 
-        Counted from the beginning of the run, so a run that is resumed, or joined late, ends at the same place.
+        Both count from the beginning of the run, so all workers end at the same step, also those that
+        joined late or resumed from a checkpoint.
         """
         goal = _Goal(epochs, total)
         self._connect()
@@ -222,12 +212,12 @@ class Run:
             self._session.connect()
 
     def _start_loading(self) -> None:
-        """Before there are connections and handlers, which the processes would inherit."""
+        # Before there are connections and signal handlers, which the processes would inherit.
         if self._loading.num_workers and isinstance(self._batches, BatchSource):
             self._batches = LoadingProcesses(self._batches, self._loading, self._engine.upcoming)
 
     def _form(self, goal: _Goal) -> bool:
-        """Whether there is a group to go on with."""
+        """Become a member of a working group; return `False` if the run has ended here instead."""
         outcome = self._session.form(self._position, self._agree)
         if outcome is FormOutcome.MEMBER:
             self._log.write(
@@ -243,7 +233,7 @@ class Run:
         return self._end_with_the_run(goal)
 
     def _end_with_the_run(self, goal: _Goal) -> bool:
-        """The coordinator says that it is over: fine, or an error, but no group to go on with."""
+        """Note how the run ended for all workers; raise `TrainingAbortedError` if it was aborted."""
         end = self._session.ended or RunEnd("aborted", "the run has ended")
         if goal.is_reached(self.state):
             self._end("complete", end.reason)
@@ -256,19 +246,21 @@ class Run:
             raise TrainingAbortedError(end.reason, committed_step=self.state.committed_step)
         return False
 
-    def _position(self) -> StepPosition:
+    def _position(self) -> tuple[int, int | None]:
         prepared = self._engine.prepared
-        return StepPosition(self.state.committed_step, None if prepared is None else prepared.step)
+        return self.state.committed_step, None if prepared is None else prepared.step
 
     def _agree(self, group: GenerationGroup | None) -> dict[str, int]:
-        """Come to one state with the other members and divide the next step; return what that moved."""
-        prepared = self._engine.prepared
+        """Come to one state with the other members and divide the next step; return what was moved for that."""
+        prepared, restore = self._engine.prepared, None
+        if self._checkpointer is not None and self._checkpointer.plan.resume:
+            restore = partial(self._checkpointer.restore, self.state)
         agreement = agree(
             group,
             self.state,
             prepared=prepared,
             generation=self._session.last_formed_generation,
-            restore=self._restore_function(),
+            restore=restore,
             finished_nodes=self._engine.finished_nodes,
         )
         self._engine.prepared = None
@@ -282,15 +274,14 @@ class Run:
                 group, self._session.topology, membership.worker_id, membership.config
             )
             moved["shards"] = len(plan.transfers_to(membership.worker_id))
-            self._log.write("shards", **self._plane.report())
+            self._log.write(
+                "shards",
+                moved_shards=plan.moved_units,
+                minimum=plan.minimum_moves,
+                from_origin=sum(move.source_worker is None for move in plan.transfers),
+            )
         self._engine.divide(agreement.finished_nodes)
         return moved
-
-    def _restore_function(self) -> Callable[[], None] | None:
-        checkpointer = self._checkpointer
-        if checkpointer is None or not checkpointer.plan.resume:
-            return None
-        return lambda: checkpointer.restore(self.state)
 
     def _after_commit(self, step: PreparedStep, requests: Requests) -> None:
         self._report(step)
@@ -305,7 +296,7 @@ class Run:
             )
 
     def _report(self, step: PreparedStep) -> None:
-        """Tell the cluster and the run's log of a committed step."""
+        """Report a committed step to the coordinator and write it to the run's log."""
         self._last_metrics = step.metrics
         committed = CommittedStep(
             generation=self._session.generation,
@@ -319,7 +310,7 @@ class Run:
         self._log.commit(self._session.rank, step.workers, committed)
 
     def _evaluate_if_due(self) -> bool:
-        """Evaluate if it is time; whether the group still works."""
+        """Evaluate if an evaluation is due; return `False` if the group broke meanwhile."""
         evaluation = self._evaluation
         if evaluation is None or not evaluation.is_due(self.state):
             return True
@@ -334,7 +325,10 @@ class Run:
         return True
 
     def _finish(self) -> bool:
-        """End together: after this barrier everybody is known to have committed the last step."""
+        """End the run together with the other members; return `False` if the group broke before that.
+
+        After the barrier every member is known to have committed the last step.
+        """
         try:
             if self._session.group is not None:
                 self._session.group.all_reduce(torch.zeros(1))
@@ -371,8 +365,8 @@ class _Goal:
         if (epochs is None) == (total is None):
             raise InvalidInputError("steps: say how far to go, with either `epochs` or `total`")
         for name, value in (("epochs", epochs), ("total", total)):
-            if value is not None and (isinstance(value, bool) or value < 0):
-                raise InvalidInputError(f"{name} = {value!r}: must be a whole number, 0 or more")
+            if value is not None:
+                whole_number(name, value, least=0)
         self._epochs = epochs
         self._total = total
 
@@ -389,7 +383,7 @@ def _shard_plane(dataset: Any, config: RunConfig, loading: Loading) -> ShardPlan
         raise ConfigurationError(
             "num_workers",
             loading.num_workers,
-            "must be 0 for local shards: only one process may hold them",
+            "must be 0 for local shards: only one process may store them",
         )
     if config.shuffle != "within_shards":
         raise ConfigurationError(
@@ -399,9 +393,9 @@ def _shard_plane(dataset: Any, config: RunConfig, loading: Loading) -> ShardPlan
 
 
 def default_membership(plane: ShardPlane | None = None) -> Membership:
-    """The cluster that the environment describes; otherwise a run of one process.
+    """The membership that the environment variables describe; without them, a run of one process.
 
-    In a cluster `plane` begins to serve its shards, and the worker's port is where it does.
+    In a cluster `plane` begins to serve its shards, on the port that the worker's identity tells the others.
     """
     if COORDINATOR.read() is not None:
         from tensorforge.train.group.elastic_membership import ElasticMembership

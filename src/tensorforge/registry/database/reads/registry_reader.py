@@ -62,6 +62,7 @@ from tensorforge.registry.domain.version_ranges import VersionRange, is_range, p
 from tensorforge.registry.domain.versions import ModelVersion
 from tensorforge.storage.database import Database
 from tensorforge.storage.prepared import Prepared, Row
+from tensorforge.validation import is_whole_number
 
 _RETIRED = (DeploymentState.DEPRECATED.value, DeploymentState.ARCHIVED.value)
 
@@ -368,7 +369,7 @@ def _audited_key(connection: sa.Connection, model_id: str) -> int:
 
 
 def _page_size(limit: int) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
+    if not is_whole_number(limit) or not 1 <= limit <= MAX_PAGE:
         raise InvalidInputError(f"a page must hold between 1 and {MAX_PAGE} results, not {limit}")
     return limit
 

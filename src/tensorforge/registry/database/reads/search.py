@@ -32,6 +32,7 @@ from tensorforge.registry.domain.filters import (
 from tensorforge.registry.domain.names import check_text, tag_digest
 from tensorforge.storage.database import Database
 from tensorforge.storage.prepared import Prepared, Row
+from tensorforge.validation import is_whole_number
 
 MAX_PAGE = 10_000
 Item = TypeVar("Item")
@@ -169,7 +170,7 @@ def _plan(
     dialect: str, kind: Searchable, wanted: Wanted, document: Document | None = None
 ) -> _Plan:
     limit = wanted.limit
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
+    if not is_whole_number(limit) or not 1 <= limit <= MAX_PAGE:
         raise InvalidInputError(f"a page must hold between 1 and {MAX_PAGE} results, not {limit}")
     check_text("filter", wanted.filter_text)
     comparisons = parse_filter(wanted.filter_text)

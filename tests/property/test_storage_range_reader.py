@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensorforge.errors import EncodingError
-from tensorforge.storage import ranged
+from tensorforge.storage import range_reader
 from tensorforge.storage.local_store import LocalStore
 
 CONTENT = os.urandom(200_000)
@@ -36,8 +36,8 @@ def test_every_byte_is_read_and_seen_once(store, offset, lengths, cached, togeth
     seen: list[list[bytes]] = [[] for _ in lengths]
     buffers = [memoryview(bytearray(length)) for length in lengths]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(ranged, "_PIECE", 10_000)
-        patch.setattr(ranged, "_BOUNCE", 16_384)
+        patch.setattr(range_reader, "_PIECE", 10_000)
+        patch.setattr(range_reader, "_BOUNCE", 16_384)
         patch.setattr("tensorforge.storage.local_store._SMALL_READ", 0)
         patch.setattr("tensorforge.storage.local_store.is_cached", lambda *_: cached)
         with store.open_range("a", offset, sum(lengths)) as reader:
@@ -58,5 +58,5 @@ def test_a_file_that_is_cut_short_meanwhile_is_an_error(tmp_path, monkeypatch, c
         store.write("a", CONTENT)
         with store.open_range("a", 0, len(CONTENT)) as reader:
             os.truncate(tmp_path / "a", 70_000)
-            with pytest.raises(EncodingError, match="a ended while it was read: it was cut short"):
+            with pytest.raises(EncodingError, match="a ended while it was read: it is truncated"):
                 reader.fill(memoryview(bytearray(len(CONTENT))))

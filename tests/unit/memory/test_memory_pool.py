@@ -1,17 +1,12 @@
-import gc
 import logging
 import math
 import random
 import threading
-import weakref
 
 import pytest
 
-from tensorforge.errors import ConflictError, InvalidInputError, NotFoundError, TransitionError
-from tensorforge.memory import AllocationRequest, BlockStatus, GpuDevice, MemoryBlock, MemoryPool
-from tensorforge.memory.finalizer_lock import Guard
-from tensorforge.memory.pool.defragmentation import Move, plan_room
-from tensorforge.memory.pool.free_space import FreeSpace
+from tensorforge.errors import InvalidInputError, NotFoundError, TransitionError
+from tensorforge.memory import AllocationRequest, BlockStatus, GpuDevice, MemoryPool
 
 
 @pytest.fixture
@@ -260,20 +255,6 @@ def test_defragmentation_keeps_alignment(pool):
     assert pool.get_block(key).offset % 64 == 0
 
 
-def test_room_for_one_request_moves_the_fewest_bytes():
-    blocks = [
-        MemoryBlock("a", 10, 50, BlockStatus.ALLOCATED),  # a hole of 10 below it
-        MemoryBlock("b", 70, 100, BlockStatus.PINNED),  # 10 below
-        MemoryBlock("c", 180, 30, BlockStatus.CACHED),  # 10 below
-        MemoryBlock("d", 220, 5, BlockStatus.ALLOCATED),  # 10 below
-        MemoryBlock("e", 235, 765, BlockStatus.ALLOCATED),  # 10 below
-    ]
-    assert plan_room(blocks, 1000, 20, 1) == (Move("d", 220, 210, 5),)
-    assert plan_room(blocks, 1000, 30, 1) == (Move("c", 180, 170, 30), Move("d", 220, 200, 5))
-    assert plan_room(blocks, 1000, 31, 1) == ()
-    assert plan_room(blocks, 1000, 10, 1) == ()
-
-
 def test_small_requests_can_be_kept_apart_at_the_top():
     pool = MemoryPool(GpuDevice("gpu", 1000), small_block=64)
     assert pool.get_block(take(pool, 100)).offset == 0
@@ -321,87 +302,6 @@ def test_the_time_to_exhaustion_follows_the_rate_of_the_last_minute(pool):
     assert pool.oom_seconds(now=60.0) == pytest.approx(640 / 6)
     assert pool.oom_seconds(now=1000.0) == math.inf
     assert pool.pressure() == 0.36
-
-
-def test_free_space_refuses_overlap_and_emptiness():
-    with pytest.raises(ConflictError, match="overlap at 5"):
-        FreeSpace.around(100, [(0, 10), (5, 10)])
-    with pytest.raises(InvalidInputError):
-        FreeSpace(0)
-
-
-def test_stale_entries_do_not_pile_up():
-    rng = random.Random(5)
-    space = FreeSpace(1 << 30)
-    live = [(space.take(size), size) for size in rng.choices([8, 16, 24], k=500)]
-    for _ in range(20_000):
-        index, size = rng.randrange(len(live)), rng.choice([8, 16, 24])
-        space.give(*live[index])
-        live[index] = (space.take(size), size)
-    heaps = space._bins.values()
-    assert all(set(heap) & set(space._hole_at) for heap in heaps)
-    assert sum(map(len, heaps)) <= 2 * len(space) + 17 * len(heaps)
-
-
-class Cycle:
-    """Dies only by the garbage collector, which may run anywhere."""
-
-    def __init__(self):
-        self.itself = self
-
-
-def test_a_finalizer_inside_the_lock_does_not_wait_for_itself(pool):
-    key = take(pool, 100)
-    victim = Cycle()
-    weakref.finalize(victim, pool.free_later, key)
-    del victim
-    with pool._guard:
-        gc.collect()  # the finalizer runs here, in the thread that holds the lock
-        assert pool._table.in_use == 100
-    assert pool.stats().allocated_bytes == 0
-
-
-def test_a_queued_free_happens_when_another_thread_lets_go(pool):
-    key = take(pool, 100)
-    entered, leave = threading.Event(), threading.Event()
-
-    def hold():
-        with pool._guard:
-            entered.set()
-            leave.wait(10)
-
-    holder = threading.Thread(target=hold)
-    holder.start()
-    entered.wait(10)
-    pool.free_later(key)
-    assert pool._table.in_use == 100
-    leave.set()
-    holder.join()
-    assert pool._table.in_use == 0
-
-
-def test_a_failing_queued_action_is_logged_and_the_lock_goes_on(pool, caplog):
-    with caplog.at_level(logging.ERROR):
-        pool.free_later("ghost")
-    assert "ghost" in caplog.text
-    assert pool.stats().allocated_bytes == 0
-
-
-class Interrupt(BaseException):
-    """Stands in for a KeyboardInterrupt."""
-
-
-def test_an_interrupt_while_the_queue_is_worked_off_releases_the_lock():
-    guard = Guard()
-
-    def interrupt():
-        raise Interrupt
-
-    guard._queue.append(interrupt)
-    with pytest.raises(Interrupt), guard:
-        pytest.fail("the lock must not be entered")
-    with guard:
-        pass
 
 
 def churn(pool, seed, operations):

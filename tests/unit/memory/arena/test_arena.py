@@ -2,10 +2,8 @@ import copy
 import functools
 import gc
 import io
-import re
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -20,7 +18,6 @@ from tensorforge.errors import (
     TransitionError,
 )
 from tensorforge.memory import BlockStatus, TensorArena
-from tensorforge.memory.arena.raw_memory import move_in_chunks
 from tensorforge.testing.clock import ManualClock
 
 KIB = 1024
@@ -40,31 +37,6 @@ def saved_size(tensor):
     file = io.BytesIO()
     torch.save(tensor, file)
     return len(file.getvalue())
-
-
-def mapping_flags(address):
-    """The kernel's flags of the mapping that an address lies in."""
-    inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        found = re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line)
-        if found:
-            inside = int(found[1], 16) <= address < int(found[2], 16)
-        elif inside and line.startswith("VmFlags:"):
-            return line.split()[1:]
-    return []
-
-
-@pytest.mark.skipif(
-    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages"
-)
-def test_huge_pages_are_asked_for_when_they_are_wanted():
-    for wanted in (True, False):
-        # So large that it is a mapping of its own, not a part of the heap that was advised before.
-        with TensorArena(64 << 20, alignment=2 << 20, huge_pages=wanted) as arena:
-            block = arena.allocate(3 << 20)
-            address = block.tensor().data_ptr()
-            assert address % (2 << 20) == 0
-            assert ("hg" in mapping_flags(address)) is wanted
 
 
 def test_a_lent_tensor_is_memory_of_the_arena_and_comes_back_by_itself(arena):
@@ -158,7 +130,7 @@ def test_a_handle_gives_tensors_and_buffers_over_the_same_bytes(arena):
 
 def test_a_view_must_fit_its_block(arena):
     with arena.allocate(10) as block:
-        with pytest.raises(InvalidInputError, match="no whole number"):
+        with pytest.raises(InvalidInputError, match="not a multiple"):
             block.tensor(torch.float32)
         with pytest.raises(InvalidInputError, match="needs 12 bytes, but block-1 has 10"):
             block.tensor(torch.float32, (3,))
@@ -253,13 +225,6 @@ def test_a_block_with_a_living_view_is_not_moved(arena):
     third.free()
     assert arena.defragment() == 1
     assert second.tensor().data_ptr() == address - KIB
-
-
-def test_chunked_moves_survive_overlap():
-    memory = torch.arange(100, dtype=torch.uint8)
-    expected = memory[30:90].clone()
-    move_in_chunks(memory.untyped_storage(), 30, 13, 60, chunk=7)
-    assert torch.equal(memory[13:73], expected)
 
 
 def test_cached_blocks_are_evicted_when_room_is_needed(arena):
@@ -440,14 +405,14 @@ def test_a_block_needs_a_size(arena, nbytes):
 
 
 def test_an_arena_larger_than_the_machine_is_refused():
-    with pytest.raises(CapacityError, match="has no"):
+    with pytest.raises(CapacityError, match="cannot allocate"):
         TensorArena(1 << 60)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="only without a GPU")
 @pytest.mark.parametrize("options", [{"pin_memory": True}, {"device": "cuda"}])
 def test_pinned_and_cuda_memory_need_a_gpu(options):
-    with pytest.raises(InvalidInputError, match="no arena on"):
+    with pytest.raises(InvalidInputError, match="cannot create an arena on"):
         TensorArena(KIB, **options)
 
 
