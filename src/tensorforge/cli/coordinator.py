@@ -34,9 +34,7 @@ def _config(text: str | None, options: dict[str, int | None]) -> ElasticTraining
         try:
             given = msgspec.json.decode(source, type=dict[str, object])
         except msgspec.DecodeError as error:
-            raise InvalidInputError(
-                f"--config: neither JSON nor a file with JSON: {error}"
-            ) from error
+            raise InvalidInputError(f"--config: neither JSON nor a file: {error}") from error
         if set(given) == {"type", "version", "data"}:
             given = msgspec.convert(given["data"], dict[str, object])
     given |= {name: value for name, value in options.items() if value is not None}
