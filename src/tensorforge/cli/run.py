@@ -153,8 +153,8 @@ def default_run_dir(script: str) -> Path:
 def show_outcome(outcome: Outcome, folder: Path, seconds: float, *, as_json: bool) -> None:
     """Print the outcome; after a failure, also the worker's traceback."""
     if as_json:
-        told = {"event": "outcome", **dataclasses.asdict(outcome), "run_dir": str(folder)}
-        typer.echo(json.dumps({**told, "seconds": round(seconds, 3)}))
+        facts = {"event": "outcome", **dataclasses.asdict(outcome), "run_dir": str(folder)}
+        typer.echo(json.dumps({**facts, "seconds": round(seconds, 3)}))
     if outcome.code == 0:
         if not as_json:
             typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); logs in {folder}")
