@@ -24,7 +24,7 @@ from tensorforge.elastic.coordinator.machine.cluster_state import Phase
 from tensorforge.elastic.coordinator.machine.instructions import Record, Send
 from tensorforge.elastic.protocol import commands, messages
 from tensorforge.errors import ConfigurationError
-from tensorforge.testing.control import SimulatedCluster
+from tensorforge.testing.simulated_cluster import SimulatedCluster
 
 NAMES = [f"w{index}" for index in range(8)]
 PICK = st.integers(min_value=0, max_value=10_000)

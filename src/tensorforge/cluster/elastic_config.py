@@ -1,4 +1,4 @@
-"""How an elastic run behaves: eleven options, each checked before anything starts."""
+"""The eleven options of an elastic run, and the enums that they use."""
 
 from __future__ import annotations
 
@@ -10,49 +10,56 @@ from tensorforge.validation import flag, member, whole_number
 
 
 class AdaptationStrategy(Enum):
-    """What happens to batch and learning rate when the number of workers changes."""
+    """How batch size and learning rate change with the number of workers."""
 
     LINEAR = "linear"
-    """The global batch grows with the workers, the learning rate in proportion."""
+    """Global batch and learning rate grow in proportion to the workers."""
     SQUARE_ROOT = "square_root"
-    """The global batch grows with the workers, the learning rate with its square root."""
+    """The global batch grows in proportion to the workers, the learning rate with the square root."""
     NONE = "none"
-    """Global batch and learning rate stay: the result is the same bits for any number of workers."""
+    """Global batch and learning rate stay; the result has the same bits for any number of workers."""
 
 
 class RedistributionType(Enum):
-    """How data finds its new owners when the members change."""
+    """How data is divided again when the members change."""
 
     FULL_RESHUFFLE = "full_reshuffle"
-    """Deal all remaining data anew, in order of rank."""
+    """Divide all remaining data again, in order of rank."""
     INCREMENTAL = "incremental"
-    """Move the least that restores balance."""
+    """Move as little data as restores the balance."""
 
 
 class RescaleType(Enum):
-    """Which way the cluster changed."""
+    """How the number of workers changed."""
 
     SCALE_UP = "scale_up"
     SCALE_DOWN = "scale_down"
     REPLACE = "replace"
     """Standbys took the places of failed workers."""
 
+    @classmethod
+    def of(cls, old_size: int, new_size: int) -> RescaleType:
+        """The type of a change from one number of workers to another."""
+        if new_size == old_size:
+            return cls.REPLACE
+        return cls.SCALE_UP if new_size > old_size else cls.SCALE_DOWN
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticTrainingConfig:
     """The options of an elastic run. A wrong value is a `ConfigurationError` at construction.
 
-    `min_workers`: training pauses below it.
-    `max_workers`: joiners beyond it wait as standbys; `None` for no limit.
+    `min_workers`: training pauses with fewer workers.
+    `max_workers`: more workers wait as standbys; `None` for no limit.
     `rescale_timeout_ms`: how long a rescale, or a pause below the minimum, may last.
-    `max_consecutive_failures`: that many rescales without a committed step between end the run.
+    `max_consecutive_failures`: so many failed rescales without a committed step between them end the run.
     `lr_adaptation_strategy`: see `AdaptationStrategy`.
     `redistribution_type`: see `RedistributionType`.
-    `use_synchronous_rescaling`: training waits for its own code to say that it is ready.
-    `stability_window_ms`: joins wait for this much quiet, so that a storm of joins is one rescale.
-    `worker_heartbeat_timeout_ms`: silence for this long is a failure.
-    `failure_tolerance_percentage`: losing more of the cluster than this at once ends the run.
-    `use_parallel_data_transfer`: move several shards at a time, or one after the other.
+    `use_synchronous_rescaling`: a rescale waits until training code says that it is ready.
+    `stability_window_ms`: joins wait until there was no change for this long, so that many make one rescale.
+    `worker_heartbeat_timeout_ms`: a worker without a sign of life for this long has failed.
+    `failure_tolerance_percentage`: losing a larger share of the workers before a committed step ends the run.
+    `use_parallel_data_transfer`: move several shards at a time instead of one after the other.
     """
 
     min_workers: int = 1

@@ -1,4 +1,4 @@
-"""Where training stands: what a newcomer must know to go on with the others."""
+"""The training state that a newcomer needs to go on with the other members."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorforge.validation import finite_number, whole_number
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalTrainingState:
-    """Counters and settings that all members share. `optimizer_state` is encoded without pickle."""
+    """The counters and settings that all members share. `optimizer_state` is encoded without pickle."""
 
     current_epoch: int
     current_step: int

@@ -1,4 +1,4 @@
-"""Who a worker is and what it is doing."""
+"""The identity, the status and the description of a worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorforge.validation import whole_number
 
 
 class WorkerStatus(Enum):
-    """What a worker is doing; `WORKER_LIFECYCLE` has the legal moves."""
+    """What a worker is doing; `WORKER_LIFECYCLE` has the allowed transitions."""
 
     JOINING = "joining"
     ACTIVE = "active"
@@ -35,7 +35,7 @@ WORKER_LIFECYCLE: Lifecycle[WorkerStatus] = Lifecycle(
         WorkerStatus.ACTIVE: (WorkerStatus.RESCALING, WorkerStatus.LEAVING, WorkerStatus.FAILED),
         WorkerStatus.RESCALING: (WorkerStatus.ACTIVE, WorkerStatus.LEAVING, WorkerStatus.FAILED),
         WorkerStatus.LEAVING: (WorkerStatus.FAILED,),
-        # A worker that was taken for dead and comes back is a newcomer with a new incarnation.
+        # A worker that was taken for dead joins again as a newcomer with a new incarnation.
         WorkerStatus.FAILED: (WorkerStatus.JOINING,),
     },
 )
@@ -62,7 +62,7 @@ class WorkerId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMetadata:
-    """What the cluster knows of one worker. A rank of -1 means that it has none yet."""
+    """What the cluster knows about one worker. A rank of -1 means that it has none yet."""
 
     worker_id: WorkerId
     status: WorkerStatus

@@ -13,8 +13,8 @@ def adapt_learning_rate(
 ) -> float:
     """The rate for `workers` when `base_lr` was chosen for `base_workers`.
 
-    Always computed from the base, never from the last result: after any sequence of changes, the same
-    number of workers has exactly the same rate.
+    The rate is always computed from the base, never from the last rate. So the same number of workers has
+    exactly the same rate after any sequence of changes.
     """
     finite_number("base_lr", base_lr, least=0)
     whole_number("base_workers", base_workers, least=1)

@@ -1,4 +1,4 @@
-"""What is launched, and where its things are."""
+"""What is launched, with which options, and in which folder."""
 
 from __future__ import annotations
 
@@ -26,10 +26,11 @@ class LaunchSettings:
     """One launch: the script with its arguments, the cluster's options and the supervisor's.
 
     `as_module`: `script` is the name of a module, as after `python -m`.
-    `run_dir`: journal, logs, checkpoints; made if it is missing. A run that was interrupted goes on there.
-    `host`, `port`: where the coordinator listens; beyond loopback a token is made, and kept in `run_dir`.
-    `environment`: added to the workers' environment.
-    `spares`: how many processes are kept that have done the script's heavy imports, for the next worker.
+    `run_dir`: the folder of journal, logs and checkpoints; made if missing. A launch in the folder of an
+    interrupted run continues that run.
+    `host`, `port`: where the coordinator listens; beyond loopback, everybody needs the token in `run_dir`.
+    `environment`: variables to add to the workers' environment.
+    `spares`: how many processes with the script's heavy imports done wait to become the next workers.
     """
 
     script: str
@@ -61,7 +62,7 @@ class LaunchSettings:
                 raise ConfigurationError(name, cluster, rule)
 
     def worker_command(self, python: str) -> list[str]:
-        """How a worker is started."""
+        """The command line of a worker's process."""
         flag = ["-m"] if self.as_module else []
         script = self.script if self.as_module else str(Path(self.script).absolute())
         return [
@@ -74,7 +75,7 @@ class LaunchSettings:
         ]
 
     def preloads(self) -> tuple[str, ...]:
-        """What a spare imports; without anything worth importing there are none."""
+        """The modules that a spare imports; if there are none, no spare is started."""
         path = find_script(self.script, as_module=self.as_module) if self.spares else None
         try:
             return () if path is None else preloads(path.read_text(encoding="utf-8"))
@@ -84,7 +85,7 @@ class LaunchSettings:
     def worker_environment(
         self, worker: str, coordinator: str, token: str | None
     ) -> dict[str, str]:
-        """What a worker finds in its environment."""
+        """The environment of a worker's process."""
         return {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
@@ -94,7 +95,7 @@ class LaunchSettings:
 
 
 def require_script(script: str) -> None:
-    """Raise if there is no such file."""
+    """Raise if the script is a folder or does not exist."""
     if Path(script).is_dir():
         raise InvalidInputError(f"{script} is a folder; name the script in it, or a module with -m")
     if not Path(script).is_file():
@@ -108,7 +109,7 @@ def worker_environment(
     config: ElasticTrainingConfig,
     token: str | None,
 ) -> dict[str, str]:
-    """The variables by which training code finds its run."""
+    """The variables that tell training code its run, its name and the coordinator."""
     return environment.for_child(
         {
             environment.COORDINATOR: coordinator,

@@ -15,7 +15,7 @@ from tensorforge.elastic.coordinator.machine.state_view import cluster_view
 from tensorforge.elastic.protocol import commands
 from tensorforge.elastic.protocol.reasons import Departure, DepartureKind, Requester
 from tensorforge.errors import EncodingError
-from tensorforge.testing.control import SimulatedCluster
+from tensorforge.testing.simulated_cluster import SimulatedCluster
 
 CONFIG = ElasticTrainingConfig(stability_window_ms=5_000, failure_tolerance_percentage=100)
 

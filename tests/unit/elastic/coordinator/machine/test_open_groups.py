@@ -5,7 +5,7 @@ import pytest
 from tensorforge.elastic import ElasticTrainingConfig
 from tensorforge.elastic.coordinator.machine.cluster_state import Phase
 from tensorforge.elastic.protocol import commands, messages
-from tensorforge.testing.control import SimulatedCluster
+from tensorforge.testing.simulated_cluster import SimulatedCluster
 
 RESCALE = 30.0
 
