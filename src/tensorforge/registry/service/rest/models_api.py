@@ -7,7 +7,6 @@ import msgspec
 from tensorforge.registry.domain.versions import ModelVersion, require_version
 from tensorforge.registry.service.operations import CREATES_ONCE, Call, OperationTable, Reply
 from tensorforge.registry.service.rest.models_wire import (
-    AuditAnswer,
     CreateModel,
     HistoryPage,
     HistoryQuery,
@@ -168,5 +167,5 @@ def get_history(call: Call) -> Reply:
         limit=query.page_size,
     )
     full = len(entries) == query.page_size
-    items = [AuditAnswer.of(entry) for entry in entries]
-    return Reply(body=HistoryPage(items=items, next_after=items[-1].sequence if full else None))
+    next_after = entries[-1].sequence if full else None
+    return Reply(body=HistoryPage(items=entries, next_after=next_after))

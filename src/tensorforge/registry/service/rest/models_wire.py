@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
 from tensorforge.errors import InvalidInputError
+from tensorforge.registry.database.audit import AuditEntry
 from tensorforge.registry.domain.models import RegisteredModel, Sla
 from tensorforge.registry.service.shared_wire import (
     Answer,
@@ -99,13 +100,6 @@ class HistoryQuery(WireRequest):
     page_size: PageSize = 100
 
 
-class SlaAnswer(Answer):
-    """The limits that every version must meet."""
-
-    max_latency_ms: float
-    min_accuracy: float
-
-
 class ModelAnswer(Answer):
     """A model."""
 
@@ -115,7 +109,7 @@ class ModelAnswer(Answer):
     updated_at: datetime
     tags: dict[str, str]
     aliases: dict[str, str]
-    sla: SlaAnswer | None
+    sla: Sla | None
     production: str | None
     version_count: int
 
@@ -144,28 +138,10 @@ class ProductionAnswer(Answer):
     version: str | None
 
 
-class AuditAnswer(Answer):
-    """A row of the audit."""
-
-    sequence: int
-    at: datetime
-    actor: str
-    action: str
-    model_id: str
-    version: str
-    from_state: str
-    to_state: str
-    reason: str
-    evidence: dict[str, Any]
-    forced: bool
-    previous_hash: str
-    hash: str
-
-
 class HistoryPage(Answer):
     """Rows of the audit; `next_after` is the `after` of the next page, or null after the last."""
 
-    items: list[AuditAnswer]
+    items: list[AuditEntry]
     next_after: int | None
 
 
@@ -174,6 +150,5 @@ def model_answer(model: RegisteredModel) -> ModelAnswer:
     return ModelAnswer.of(
         model,
         aliases={alias: str(version) for alias, version in model.aliases.items()},
-        sla=None if model.sla is None else SlaAnswer.of(model.sla),
         production=None if model.production is None else str(model.production),
     )

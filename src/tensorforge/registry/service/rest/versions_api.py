@@ -23,7 +23,6 @@ from tensorforge.registry.service.rest.versions_wire import (
     CreateVersion,
     DiffAnswer,
     DiffQuery,
-    DueBumpAnswer,
     MakeTransition,
     ResolveQuery,
     TransitionAnswer,
@@ -88,9 +87,7 @@ def create_version(call: Call) -> Reply:
         stored, due = call.registry.register(metadata, **how), None
     else:
         stored, due = call.registry.register_next(metadata, least=body.least_bump, **how)
-    answer = CreatedVersion(
-        version=version_answer(stored), due=None if due is None else DueBumpAnswer.of(due)
-    )
+    answer = CreatedVersion(version=version_answer(stored), due=due)
     return Reply(body=answer, etag=stored.revision)
 
 

@@ -11,6 +11,7 @@ from msgspec import Meta
 from tensorforge.registry.database.reads.comparison import VersionDiff
 from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
 from tensorforge.registry.domain.models import Lineage, ModelMetadata, TensorSpec
+from tensorforge.registry.domain.shapes import DueBump
 from tensorforge.registry.domain.versions import Bump, require_version
 from tensorforge.registry.service.shared_wire import (
     Answer,
@@ -115,15 +116,6 @@ class DiffQuery(WireRequest):
     after: Version
 
 
-class LineageAnswer(Answer):
-    """Where a version came from."""
-
-    run_id: str
-    step: int | None
-    checkpoint_id: str
-    run_link: str
-
-
 class VersionAnswer(Answer):
     """A version."""
 
@@ -142,24 +134,17 @@ class VersionAnswer(Answer):
     description: str
     tags: dict[str, str]
     aliases: tuple[str, ...]
-    lineage: LineageAnswer
+    lineage: Lineage
     registered_at: datetime
     registered_by: str
     updated_at: datetime | None
-
-
-class DueBumpAnswer(Answer):
-    """The bump that a change needs, and why."""
-
-    bump: Bump
-    reasons: tuple[str, ...]
 
 
 class CreatedVersion(Answer):
     """The new version; if the registry chose its number, `due` says why."""
 
     version: VersionAnswer
-    due: DueBumpAnswer | None
+    due: DueBump | None
 
 
 class VersionPage(Answer):
@@ -182,7 +167,7 @@ class DiffAnswer(Answer):
 
     before: str
     after: str
-    due: DueBumpAnswer
+    due: DueBump
     compatibility: float
     fields: dict[str, list[str]]
     tags: dict[str, list[str | None]]
@@ -192,8 +177,7 @@ class DiffAnswer(Answer):
 
 def version_answer(metadata: ModelMetadata) -> VersionAnswer:
     """The answer that describes a version."""
-    lineage = LineageAnswer.of(metadata.lineage)
-    return VersionAnswer.of(metadata, version=str(metadata.version), lineage=lineage)
+    return VersionAnswer.of(metadata, version=str(metadata.version))
 
 
 def diff_answer(diff: VersionDiff) -> DiffAnswer:
@@ -202,7 +186,7 @@ def diff_answer(diff: VersionDiff) -> DiffAnswer:
     return DiffAnswer(
         before=str(diff.before.version),
         after=str(diff.after.version),
-        due=DueBumpAnswer.of(diff.due),
+        due=diff.due,
         compatibility=diff.compatibility,
         fields={field: list(pair) for field, pair in diff.fields.items()},
         tags={tag: list(pair) for tag, pair in diff.tags.items()},
