@@ -1,10 +1,12 @@
 """The catalog joined to real files: save, restore from any link, sweep, rebuild, verify, compact."""
 
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
 import threading
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from tensorforge.catalog import (
     remover,
     verify,
 )
-from tensorforge.catalog.upkeep import orphans
+from tensorforge.catalog.upkeep import orphans, sweep
 from tensorforge.checkpoint import DistributedCheckpoint, InMemoryRanks, SingleProcess
 from tensorforge.errors import CheckpointError, ConflictError, NotFoundError
 from tensorforge.storage.local_store import LocalStore
@@ -351,7 +353,7 @@ CRASH = textwrap.dedent(
     from tensorforge.catalog import CheckpointManager, IncrementPolicy, RunCheckpoints, remover
     from tensorforge.checkpoint import DistributedCheckpoint, SingleProcess
     from tensorforge.storage.local_store import LocalStore
-    from tensorforge.storage.system import SystemCalls
+    from tensorforge.storage.system_calls import SystemCalls
 
     class State(dict):
         def state_dict(self): return dict(self)
@@ -417,6 +419,24 @@ def test_a_save_that_is_going_on_is_left_alone(runs, manager):
     record = manager.create(asked, note=owner_of_this_process())
     assert runs.sweep().deleted == ()
     assert manager.get(record.checkpoint_id).state is CheckpointState.CREATING
+
+
+def test_a_process_that_cannot_be_seen_is_given_a_day(manager, store):
+    from tensorforge.catalog import CreateCheckpointRequest
+    from tensorforge.processes import ProcessIdentity
+
+    asked = CreateCheckpointRequest(training_run_id="run", epoch=0, step=0)
+    elsewhere = ProcessIdentity("another host", "", "", 1, 0.0).to_text()
+    old_form = f"saved by process 4194304 of {socket.gethostname()}, started 1700000000.00"
+    by_nobody, by_a_person, unseen, ended = (
+        manager.create(asked, note=note).checkpoint_id
+        for note in ("", "what somebody wrote", elsewhere, old_form)
+    )
+    assert sweep(manager, store).deleted == (ended,)
+    a_day_later = datetime.now(UTC) + timedelta(days=1, seconds=1)
+    assert sweep(manager, store, a_day_later).deleted == (unseen,)
+    left = {record.checkpoint_id for record in manager.list_for_run("run")}
+    assert {by_nobody, by_a_person} <= left
 
 
 def on_ranks(world_size, store, manager, work):

@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import itertools
+from datetime import datetime
 
 import msgspec
 
 from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState
-from tensorforge.catalog.incremental_store import owner_is_gone, owner_of_this_process
+from tensorforge.catalog.incremental_store import owner_has_ended, owner_of_this_process
 from tensorforge.catalog.manager import CheckpointManager
 from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.format.manifest import (
@@ -78,7 +79,7 @@ def _tidy(store: BlobStore, prefix: str) -> None:
     store.delete(f"{prefix}{COMPACTING}")
 
 
-def sweep_compactions(store: BlobStore) -> None:
+def sweep_compactions(store: BlobStore, now: datetime) -> None:
     """Clean up after processes that ended while they compacted."""
     for blob in list(store.list()):
         if blob.key.endswith(COMPACTING):
@@ -86,7 +87,7 @@ def sweep_compactions(store: BlobStore) -> None:
                 owner = store.read(blob.key).decode(errors="replace")
             except NotFoundError:
                 continue
-            if owner_is_gone(owner):
+            if owner_has_ended(owner, blob.modified_at, now):
                 _tidy(store, blob.key.removesuffix(COMPACTING))
 
 

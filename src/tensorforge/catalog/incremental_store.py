@@ -6,26 +6,29 @@ catalog can be made again from manifests alone. Starts without torch.
 
 from __future__ import annotations
 
-import os
-import socket
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote, unquote
-
-import psutil
 
 from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState, CheckpointType
 from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.format.manifest import CheckpointManifest
 from tensorforge.encoding import decode, encode
 from tensorforge.errors import EncodingError
+from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.blobs import BlobStore
 
 METADATA = "tensorforge.catalog"
 """The key of a manifest's custom metadata under which its record stands."""
 
 _SAFE = "-_.~ "
+_LONGEST_SAVE = timedelta(days=1)
+_OLD_NOTE = re.compile(
+    r"saved by process (?P<pid>\d+) of (?P<host>\S+), started (?P<started>[\d.]+)"
+)
 
 
 def prefix_of(training_run_id: str, checkpoint_id: str) -> str:
@@ -88,20 +91,25 @@ def remover(store: BlobStore) -> Callable[[CheckpointRecord], None]:
 
 
 def owner_of_this_process() -> str:
-    """Who is saving: enough to find out later whether that process still lives."""
-    started = psutil.Process().create_time()
-    return f"saved by process {os.getpid()} of {socket.gethostname()}, started {started:.2f}"
+    """The process that is saving, for the note of a record or the content of a claim."""
+    return ProcessIdentity.current().to_text()
 
 
-def owner_is_gone(note: str) -> bool:
-    """Whether the process that a note names is known to have ended."""
-    words = note.replace(",", "").split()
-    if len(words) != 8 or words[:3] != ["saved", "by", "process"]:
+def owner_has_ended(owner: str, since: datetime, now: datetime) -> bool:
+    """Whether the process that `owner` names no longer saves; a text that names none says nothing.
+
+    A process on another host or in another container cannot be seen; it counts as ended after a day.
+    """
+    process = ProcessIdentity.from_text(owner) or _process_in_old_note(owner)
+    if process is None or process.is_running():
         return False
-    pid, host, started = words[3], words[5], words[7]
-    if host != socket.gethostname():
-        return False
-    try:
-        return abs(psutil.Process(int(pid)).create_time() - float(started)) > 1
-    except psutil.NoSuchProcess:
-        return True
+    return process.has_ended() or now - since > _LONGEST_SAVE
+
+
+def _process_in_old_note(note: str) -> ProcessIdentity | None:
+    """The process in the form that version 0.1.0 wrote down."""
+    found = _OLD_NOTE.fullmatch(note)
+    if found is None:
+        return None
+    process = ProcessIdentity.from_clock_time(int(found["pid"]), float(found["started"]))
+    return replace(process, host=found["host"])

@@ -6,12 +6,12 @@ What is true is what the manifests say. Starts without torch.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState, CheckpointType
 from tensorforge.catalog.compaction import sweep_compactions
 from tensorforge.catalog.incremental_store import (
-    owner_is_gone,
+    owner_has_ended,
     prefix_of,
     record_in,
     run_and_id_of,
@@ -57,15 +57,18 @@ def sweep(
 
     If the manifest was committed, so is the checkpoint. If not, record and files go.
     """
-    store_index.sweep(store, now)
-    sweep_compactions(store)
+    moment = now or datetime.now(UTC)
+    store_index.sweep(store, moment)
+    sweep_compactions(store, moment)
     manager.remove_deleted_files()
     runs = [run.training_run_id for run in manager.list_runs()]
     completed: list[str] = []
     deleted: list[str] = []
     for run in runs if training_run_id is None else [training_run_id]:
         for record in manager.list_for_run(run):
-            if record.state is CheckpointState.CREATING and owner_is_gone(record.note):
+            if record.state is CheckpointState.CREATING and owner_has_ended(
+                record.note, record.created_at, moment
+            ):
                 settled = _settle(manager, store, record)
                 (completed if settled else deleted).append(record.checkpoint_id)
     return SweepReport(tuple(completed), tuple(deleted))

@@ -93,7 +93,7 @@ class StoredChunks:
         if self._piecewise is None:
             return False
         key = self._manifest.files[file].key
-        return self._reading(key, functools.partial(self._piecewise.is_at_hand, key))
+        return self._reading(key, functools.partial(self._piecewise.is_cached, key))
 
     def read_range(self, file: int, start: int, into: memoryview) -> None:
         """Fill a buffer with bytes of a file, as they are stored."""

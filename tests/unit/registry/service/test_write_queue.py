@@ -13,7 +13,7 @@ from tests.unit.registry.sample_values import metadata
 from tensorforge.errors import AlreadyExistsError, ClosedError, UnavailableError
 from tensorforge.registry import DeploymentState, ModelRegistry
 from tensorforge.registry.service.write_queue import MAX_BATCH, WriteQueue
-from tensorforge.storage.batches import Batch
+from tensorforge.storage.write_batch import WriteBatch
 
 
 @pytest.fixture
@@ -54,8 +54,8 @@ class Gate:
 
 def count_commits(monkeypatch):
     commits = []
-    commit = Batch.commit
-    monkeypatch.setattr(Batch, "commit", lambda self: (commits.append(1), commit(self))[1])
+    commit = WriteBatch.commit
+    monkeypatch.setattr(WriteBatch, "commit", lambda self: (commits.append(1), commit(self))[1])
     return commits
 
 

@@ -34,13 +34,14 @@ from tensorforge.registry.domain.filters import (
 from tensorforge.registry.domain.names import check_text, tag_digest
 from tensorforge.storage.database import Database
 from tensorforge.storage.prepared import Prepared, Row
+from tensorforge.validation import is_whole_number
 
 MAX_PAGE = 10_000
 
 
 def check_page_size(limit: int) -> int:
     """The page size; `InvalidInputError` unless it is a whole number from 1 to 10,000."""
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
+    if not is_whole_number(limit) or not 1 <= limit <= MAX_PAGE:
         raise InvalidInputError(f"a page must have between 1 and {MAX_PAGE} results, not {limit}")
     return limit
 

@@ -35,6 +35,7 @@ from tensorforge.registry.domain.names import MAX_TEXT, check_name, check_tags, 
 from tensorforge.registry.domain.shapes import DueBump, Interface, due_bump
 from tensorforge.registry.domain.versions import Bump, ModelVersion
 from tensorforge.storage.prepared import Prepared, Row
+from tensorforge.validation import is_whole_number
 
 FIRST_VERSION = ModelVersion(1, 0, 0)
 _MAX_AXES = 64
@@ -78,7 +79,7 @@ def check_whole(field: str, value: object) -> int:
 
     `InvalidInputError` unless it is a whole number from 0 to 2⁶³ - 1, which both databases can store.
     """
-    if isinstance(value, bool) or not isinstance(value, int):
+    if not is_whole_number(value):
         raise InvalidInputError(f"{field} = {str(value)[:60]!r}: must be a whole number")
     if not 0 <= value <= _MAX_WHOLE:
         raise InvalidInputError(f"{field} = {value}: must lie between 0 and {_MAX_WHOLE}")

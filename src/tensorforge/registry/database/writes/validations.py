@@ -11,6 +11,7 @@ from tensorforge.registry.database.writes.changes import Change
 from tensorforge.registry.database.writes.registering import check_whole
 from tensorforge.registry.domain.models import ValidationRecord, ValidationResult
 from tensorforge.registry.domain.names import check_text
+from tensorforge.validation import is_number
 
 _MAX_ERRORS = 100
 
@@ -21,7 +22,7 @@ def check_result(result: ValidationResult) -> None:
         raise InvalidInputError(f"passed = {result.passed!r}: must be True or False")
     for field in ("latency_p50_ms", "latency_p99_ms", "accuracy_score"):
         value = getattr(result, field)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if not is_number(value):
             raise InvalidInputError(f"{field} = {value!r}: must be a number")
         if field.startswith("latency") and value < 0:
             raise InvalidInputError(f"{field} = {value!r}: must not be negative")
