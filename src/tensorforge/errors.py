@@ -7,7 +7,7 @@
     ├── NotFoundError                  the named thing does not exist (also a LookupError)
     ├── ConflictError                  the world is not as the caller assumed
     │   ├── AlreadyExistsError         the name is taken
-    │   ├── TransitionError            the lifecycle has no such move: current, requested, allowed
+    │   ├── TransitionError            the lifecycle has no such transition: current, requested, allowed
     │   ├── StaleGenerationError       the sender belongs to an older generation (it is fenced)
     │   ├── LostRaceError              somebody else changed it first: look again, then decide
     │   └── ClosedError                used after it was closed
@@ -75,7 +75,7 @@ class AlreadyExistsError(ConflictError):
 
 
 class TransitionError(ConflictError):
-    """A lifecycle has no move from the current state to the requested one."""
+    """A lifecycle has no transition from the current state to the requested one."""
 
     def __init__(
         self, lifecycle: str, current: Enum, requested: Enum, allowed: Iterable[Enum]
@@ -95,7 +95,7 @@ class StaleGenerationError(ConflictError):
 
 
 class LostRaceError(ConflictError):
-    """The thing changed between the caller's look and the caller's move; nothing was changed."""
+    """The thing has changed since the caller read it, so the request changed nothing."""
 
 
 class ClosedError(ConflictError):

@@ -1,7 +1,7 @@
-"""A lifecycle is a value: the states of something and the moves between them.
+"""A lifecycle as a value: the states of something, and the transitions between them.
 
-Workers, checkpoints and deployments each have one table of moves; all of them ask it the same
-questions, and a refused move is the same error that lists what was allowed.
+Workers, checkpoints and model versions each have one. A transition that a lifecycle does not have is a
+`TransitionError`, which lists the transitions that it has.
 """
 
 from __future__ import annotations
@@ -17,56 +17,58 @@ State = TypeVar("State", bound=Enum)
 
 
 class Lifecycle(Generic[State]):
-    """The moves that a thing called `name` may make.
+    """The transitions that a thing called `name` may make.
 
-    `moves` maps each state to the states that may follow it. A state that is only ever a target
-    is final. Staying in a state is a move like any other and must be listed to be legal.
+    `transitions` maps each state to the states that may follow it. A state that only follows others
+    is final. A transition from a state to itself must be listed like any other.
     """
 
-    __slots__ = ("_moves", "name")
+    __slots__ = ("_transitions", "name")
 
-    def __init__(self, name: str, moves: Mapping[State, Iterable[State]]) -> None:
+    def __init__(self, name: str, transitions: Mapping[State, Iterable[State]]) -> None:
         self.name = name
-        self._moves: dict[State, tuple[State, ...]] = {s: tuple(t) for s, t in moves.items()}
-        for targets in tuple(self._moves.values()):
+        self._transitions: dict[State, tuple[State, ...]] = {
+            state: tuple(targets) for state, targets in transitions.items()
+        }
+        for targets in tuple(self._transitions.values()):
             for target in targets:
-                self._moves.setdefault(target, ())
+                self._transitions.setdefault(target, ())
 
     @property
     def states(self) -> tuple[State, ...]:
         """Every state, sources first."""
-        return tuple(self._moves)
+        return tuple(self._transitions)
 
     def allowed(self, current: State) -> tuple[State, ...]:
         """The states that may follow `current`, in the order they were declared."""
-        return self._moves.get(current, ())
+        return self._transitions.get(current, ())
 
     def is_final(self, state: State) -> bool:
         """Whether nothing can follow `state`."""
         return not self.allowed(state)
 
     def can_transition(self, current: State, requested: State) -> bool:
-        """Whether the single move from `current` to `requested` exists."""
+        """Whether the lifecycle has the transition from `current` to `requested`."""
         return requested in self.allowed(current)
 
     def require(self, current: State, requested: State) -> State:
-        """Return `requested` if the move exists; otherwise raise `TransitionError`."""
+        """Return `requested` if the transition exists; otherwise raise `TransitionError`."""
         if not self.can_transition(current, requested):
             raise TransitionError(self.name, current, requested, self.allowed(current))
         return requested
 
     def shortest_path(self, start: State, goal: State) -> tuple[State, ...] | None:
-        """The states from `start` to `goal`, both included, with the fewest moves.
+        """The states from `start` to `goal`, both included, with the fewest transitions.
 
-        `None` if there is no way. From a state to itself the path is that state alone. Ties go to
-        the move that was declared first.
+        `None` if there is no path. From a state to itself the path is that state alone. Ties go to
+        the transition that was declared first.
         """
         came_from: dict[State, State | None] = {start: None}
         queue = deque([start])
         while queue:
             state = queue.popleft()
             if state == goal:
-                return self._walk_back(came_from, state)
+                return self._path_to(came_from, state)
             for target in self.allowed(state):
                 if target not in came_from:
                     came_from[target] = state
@@ -74,7 +76,7 @@ class Lifecycle(Generic[State]):
         return None
 
     @staticmethod
-    def _walk_back(came_from: Mapping[State, State | None], goal: State) -> tuple[State, ...]:
+    def _path_to(came_from: Mapping[State, State | None], goal: State) -> tuple[State, ...]:
         path = [goal]
         while (previous := came_from[path[-1]]) is not None:
             path.append(previous)
