@@ -8,6 +8,7 @@ import threading
 
 import pytest
 import torch
+from tests.store_files import orphans
 
 from tensorforge.catalog import (
     CheckpointManager,
@@ -21,7 +22,6 @@ from tensorforge.catalog import (
     remover,
     verify,
 )
-from tensorforge.catalog.upkeep import orphans
 from tensorforge.checkpoint import DistributedCheckpoint, InMemoryRanks, SingleProcess
 from tensorforge.errors import CheckpointError, ConflictError, NotFoundError
 from tensorforge.storage.local_store import LocalStore
@@ -149,7 +149,7 @@ def test_content_that_moved_to_another_tensor_is_found(runs):
     runs.save(state, epoch=0, step=0)
     renamed = State(**{f"new.{name}": tensor for name, tensor in state.tensors.items()})
     runs.save(renamed, epoch=0, step=1)
-    assert runs.last_increment.tally.whole == 0
+    assert runs.last_increment.tally.complete == 0
     found = renamed.blank()
     runs.restore(found)
     assert found == renamed
@@ -189,14 +189,14 @@ def test_a_full_chain_is_followed_by_compaction_and_what_is_below_may_go(runs, m
     assert found == state
 
 
-def test_only_the_end_of_a_chain_is_compacted(runs):
+def test_only_the_last_of_a_chain_is_compacted(runs):
     state = make_state()
     runs.save(state, epoch=0, step=0)
     step_on(state, 1)
     middle = runs.save(state, epoch=0, step=1)
     step_on(state, 2)
     runs.save(state, epoch=0, step=2)
-    with pytest.raises(ConflictError, match="not the end of its chain"):
+    with pytest.raises(ConflictError, match="not the last of its chain"):
         runs.compact(middle.checkpoint_id)
     assert runs.restore(found := state.blank()).record.step == 2
     assert found == state
@@ -332,7 +332,7 @@ def test_a_save_that_fails_leaves_neither_a_record_nor_files(runs, manager, stor
 
 
 def test_an_incremental_save_needs_something_to_build_on(runs):
-    with pytest.raises(ConflictError, match="nothing to build"):
+    with pytest.raises(ConflictError, match="no parent for an incremental"):
         runs.save(make_state(), epoch=0, step=0, checkpoint_type=CheckpointType.INCREMENTAL)
 
 
@@ -411,10 +411,10 @@ def test_a_crash_in_a_save_is_settled_at_the_next_start(tmp_path, crash_at, comp
 
 def test_a_save_that_is_going_on_is_left_alone(runs, manager):
     from tensorforge.catalog import CreateCheckpointRequest
-    from tensorforge.catalog.incremental_store import owner_of_this_process
+    from tensorforge.catalog.stored_records import WritingProcess
 
     asked = CreateCheckpointRequest(training_run_id="a run/1", epoch=0, step=0)
-    record = manager.create(asked, note=owner_of_this_process())
+    record = manager.create(asked, note=WritingProcess.current().to_json())
     assert runs.sweep().deleted == ()
     assert manager.get(record.checkpoint_id).state is CheckpointState.CREATING
 

@@ -1,7 +1,7 @@
-"""How catalog and store belong together: where a record's files lie, and the record inside a manifest.
+"""The relation of catalog and store: where the files of a record are, and the record inside a manifest.
 
-A checkpoint's prefix is `<run>/<checkpoint id>`, and its manifest carries the whole record, so that the
-catalog can be made again from manifests alone. Starts without torch.
+The prefix of a checkpoint is `<run>/<checkpoint id>`, and its manifest contains the entire record, so that the
+catalog can be rebuilt from manifests alone. Imports no torch.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, unquote
 
+import msgspec
 import psutil
 
 from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState, CheckpointType
@@ -21,15 +22,16 @@ from tensorforge.checkpoint.format.manifest import CheckpointManifest
 from tensorforge.encoding import decode, encode
 from tensorforge.errors import EncodingError
 from tensorforge.storage.blobs import BlobStore
+from tensorforge.typed_json import decode_typed
 
 METADATA = "tensorforge.catalog"
-"""The key of a manifest's custom metadata under which its record stands."""
+"""The key of a manifest's custom metadata that contains the record."""
 
 _SAFE = "-_.~ "
 
 
 def prefix_of(training_run_id: str, checkpoint_id: str) -> str:
-    """The prefix of a checkpoint; a run's name may hold anything and still is one part of a key."""
+    """The prefix of a checkpoint. The run id may have any characters; it becomes one part of a key."""
     run = quote(training_run_id, safe=_SAFE)
     return f"{'%2E' * len(run) if set(run) <= {'.'} else run}/{checkpoint_id}"
 
@@ -41,13 +43,13 @@ def run_and_id_of(prefix: str) -> tuple[str, str] | None:
     return (name, checkpoint_id) if name and prefix_of(name, checkpoint_id) == prefix else None
 
 
-def described(record: CheckpointRecord, metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """A manifest's custom metadata: the caller's, and the record."""
+def with_record(metadata: Mapping[str, Any], record: CheckpointRecord) -> dict[str, Any]:
+    """The custom metadata of a manifest: the caller's, and the record."""
     return {**metadata, METADATA: encode(record)}
 
 
 def record_in(manifest: CheckpointManifest, size_bytes: int) -> CheckpointRecord | None:
-    """The record that a manifest tells of; `None` if it was not saved through a catalog."""
+    """The record in a manifest, as a complete one; `None` if no catalog was used for the save."""
     metadata = manifest.custom_metadata
     if not isinstance(metadata, dict) or METADATA not in metadata:
         return None
@@ -60,7 +62,7 @@ def record_in(manifest: CheckpointManifest, size_bytes: int) -> CheckpointRecord
     parent = run_and_id_of(manifest.parent) if manifest.parent else None
     kind = record.checkpoint_type
     if parent is None and kind is CheckpointType.INCREMENTAL:
-        kind = CheckpointType.FULL  # it was rewritten to stand alone
+        kind = CheckpointType.FULL  # a compaction has made it self-contained
     return replace(
         record,
         checkpoint_type=kind,
@@ -73,35 +75,53 @@ def record_in(manifest: CheckpointManifest, size_bytes: int) -> CheckpointRecord
 
 
 def stored_size(store: BlobStore, manifest: CheckpointManifest) -> int:
-    """Every byte that a checkpoint occupies: its own files and its manifest."""
+    """The bytes that a checkpoint occupies: its own files and its manifest."""
     return manifest.size_bytes + store.stat(manifest.key).size
 
 
 def remover(store: BlobStore) -> Callable[[CheckpointRecord], None]:
-    """What removes a deleted checkpoint's files from a store; `CheckpointManager` takes it."""
+    """The function that deletes a checkpoint's files from `store`, for `CheckpointManager`."""
 
     def remove(record: CheckpointRecord) -> None:
         prefix = record.storage_path or prefix_of(record.training_run_id, record.checkpoint_id)
-        store_index.erase(store, prefix)
+        store_index.delete_files(store, prefix)
 
     return remove
 
 
-def owner_of_this_process() -> str:
-    """Who is saving: enough to find out later whether that process still lives."""
-    started = psutil.Process().create_time()
-    return f"saved by process {os.getpid()} of {socket.gethostname()}, started {started:.2f}"
+class WritingProcess(msgspec.Struct, frozen=True, kw_only=True):
+    """The process that saves or compacts a checkpoint, so that others can find out whether it has ended.
+
+    Its JSON is the note of a record in state `CREATING`, and the content of a `.compacting.json` file.
+    """
+
+    host: str
+    pid: int
+    started: float
+
+    @classmethod
+    def current(cls) -> WritingProcess:
+        """The calling process."""
+        started = psutil.Process().create_time()
+        return cls(host=socket.gethostname(), pid=os.getpid(), started=started)
+
+    def to_json(self) -> str:
+        """The process as JSON."""
+        return msgspec.json.encode(self).decode()
+
+    def has_ended(self) -> bool:
+        """Whether the process has certainly ended; `False` if it runs or is on another host."""
+        if self.host != socket.gethostname():
+            return False
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.started) > 1
+        except psutil.NoSuchProcess:
+            return True
 
 
-def owner_is_gone(note: str) -> bool:
-    """Whether the process that a note names is known to have ended."""
-    words = note.replace(",", "").split()
-    if len(words) != 8 or words[:3] != ["saved", "by", "process"]:
-        return False
-    pid, host, started = words[3], words[5], words[7]
-    if host != socket.gethostname():
-        return False
+def writer_has_ended(text: str | bytes) -> bool:
+    """Whether `text` is the JSON of a `WritingProcess` that has ended; `False` for any other text."""
     try:
-        return abs(psutil.Process(int(pid)).create_time() - float(started)) > 1
-    except psutil.NoSuchProcess:
-        return True
+        return decode_typed(text, WritingProcess).has_ended()
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return False
