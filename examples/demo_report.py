@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tensorforge.elastic.protocol.rescale_record import RescalePhase
 from tensorforge.launch.chaos import invariants
 
 Line = dict[str, Any]
@@ -18,7 +19,7 @@ CAPTION = (
     "Milliseconds by the coordinator's clock, from the first evidence on. "
     "A frozen worker gives none until it has been silent for 1.5 s (--heartbeat-timeout)."
 )
-_PHASES = ("detection", "decision", "barrier", "forming", "first commit")
+_PHASES = tuple(phase.label for phase in RescalePhase)
 
 
 def paint(text: str, colour: str) -> str:

@@ -36,6 +36,7 @@ from enum import Enum
 from typing import Any, TypeVar, cast
 
 from tensorforge.errors import EncodingError, InvalidInputError
+from tensorforge.validation import is_number, is_whole_number
 
 Value = TypeVar("Value")
 
@@ -61,7 +62,7 @@ def decode(payload: Json, expected: type[Value]) -> Value:
     if payload["type"] != name:
         raise EncodingError(f"expected an encoded {name}, found {payload['type']!r}")
     version = payload["version"]
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+    if not is_whole_number(version) or version < 1:
         raise EncodingError(f"{name}: version {version!r} is not a positive whole number")
     if version > _version(expected):
         raise EncodingError(
@@ -230,7 +231,7 @@ def _decode_bool(data: Json, where: str) -> bool:
 
 
 def _decode_int(data: Json, where: str) -> int:
-    if isinstance(data, bool) or not isinstance(data, int):
+    if not is_whole_number(data):
         raise _mismatch(data, "a whole number", where)
     return data
 
@@ -238,7 +239,7 @@ def _decode_int(data: Json, where: str) -> int:
 def _decode_float(data: Json, where: str) -> float:
     if isinstance(data, str) and data in _NAMED_FLOATS:
         return _NAMED_FLOATS[data]
-    if isinstance(data, bool) or not isinstance(data, (int, float)):
+    if not is_number(data):
         raise _mismatch(data, "a number", where)
     return float(data)
 

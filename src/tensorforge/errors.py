@@ -2,7 +2,7 @@
 
     TensorForgeError
     ├── InvalidInputError              the caller passed something wrong (also a ValueError)
-    │   ├── ConfigurationError         a setting breaks its rule: field, value, rule
+    │   ├── ConfigurationError         a value breaks the rule of its field: field, value, rule
     │   └── EncodingError              data from a file or a peer is not what it claims to be
     ├── NotFoundError                  the named thing does not exist (also a LookupError)
     ├── ConflictError                  the world is not as the caller assumed
@@ -32,6 +32,8 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, ClassVar
 
+_LONGEST_SHOWN = 200
+
 
 class TensorForgeError(Exception):
     """The root: catch it to catch every deliberate error of this project."""
@@ -44,10 +46,13 @@ class InvalidInputError(TensorForgeError, ValueError):
 
 
 class ConfigurationError(InvalidInputError):
-    """A setting breaks its rule."""
+    """A setting or an argument breaks its rule."""
 
     def __init__(self, field: str, value: object, rule: str) -> None:
-        super().__init__(f"{field} = {value!r}: {rule}")
+        shown = repr(value)
+        if len(shown) > _LONGEST_SHOWN:
+            shown = f"{shown[:_LONGEST_SHOWN]}…"
+        super().__init__(f"{field} = {shown}: {rule}")
         self.field = field
         self.value = value
         self.rule = rule

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tensorforge.errors import ConfigurationError
+from tensorforge.validation import whole_number
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
@@ -37,8 +38,7 @@ class RetryPolicy:
     deadline: float | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_attempts, bool) or not self.max_attempts >= 1:
-            raise ConfigurationError("max_attempts", self.max_attempts, "must be at least 1")
+        whole_number("max_attempts", self.max_attempts, least=1)
         if not self.base_delay >= 0:
             raise ConfigurationError("base_delay", self.base_delay, "must not be negative")
         if not self.max_delay >= self.base_delay:

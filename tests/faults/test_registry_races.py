@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.unit.registry.making import S, bring, metadata, result, v
+from tests.unit.registry.sample_values import S, bring, metadata, result, v
 
 from tensorforge.errors import AlreadyExistsError, ConflictError, LostRaceError, TransitionError
 from tensorforge.registry import Actor, ModelRegistry
@@ -82,7 +82,7 @@ with ModelRegistry(url) as registry:
 CRASHER = """
 import os, sys
 from tensorforge.registry import ModelRegistry
-from tensorforge.registry.database.schema import VERSIONS
+from tensorforge.registry.database.tables import VERSIONS
 registry = ModelRegistry(sys.argv[1])
 with registry.database.write() as connection:
     connection.execute(VERSIONS.update().values(state="production"))

@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from tensorforge.elastic import CoordinatorClient
 from tensorforge.errors import UnavailableError
-from tensorforge.testing.network import enter_namespace
+from tensorforge.testing.network_namespace import enter_namespace
 from tensorforge.testing.storms import check_history
 
 ENDLESS = 1_000_000

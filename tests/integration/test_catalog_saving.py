@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from tensorforge.catalog import (
     RunCheckpoints,
     rebuild,
     remover,
+    sweep,
     verify,
 )
 from tensorforge.checkpoint import DistributedCheckpoint, InMemoryRanks, SingleProcess
@@ -351,7 +353,7 @@ CRASH = textwrap.dedent(
     from tensorforge.catalog import CheckpointManager, IncrementPolicy, RunCheckpoints, remover
     from tensorforge.checkpoint import DistributedCheckpoint, SingleProcess
     from tensorforge.storage.local_store import LocalStore
-    from tensorforge.storage.system import SystemCalls
+    from tensorforge.storage.system_calls import SystemCalls
 
     class State(dict):
         def state_dict(self): return dict(self)
@@ -411,12 +413,30 @@ def test_a_crash_in_a_save_is_settled_at_the_next_start(tmp_path, crash_at, comp
 
 def test_a_save_that_is_going_on_is_left_alone(runs, manager):
     from tensorforge.catalog import CreateCheckpointRequest
-    from tensorforge.catalog.stored_records import WritingProcess
+    from tensorforge.processes import ProcessIdentity
 
     asked = CreateCheckpointRequest(training_run_id="a run/1", epoch=0, step=0)
-    record = manager.create(asked, note=WritingProcess.current().to_json())
+    record = manager.create(asked, note=ProcessIdentity.current().to_text())
     assert runs.sweep().deleted == ()
     assert manager.get(record.checkpoint_id).state is CheckpointState.CREATING
+
+
+def test_a_process_that_cannot_be_seen_is_given_a_day(manager, store):
+    from tensorforge.catalog import CreateCheckpointRequest
+    from tensorforge.processes import ProcessIdentity
+
+    asked = CreateCheckpointRequest(training_run_id="run", epoch=0, step=0)
+    elsewhere = ProcessIdentity("another host", "", "", 1, 0.0).to_text()
+    nobody = ProcessIdentity.of(1 << 30).to_text()
+    by_nobody, by_a_person, unseen, ended = (
+        manager.create(asked, note=note).checkpoint_id
+        for note in ("", "what somebody wrote", elsewhere, nobody)
+    )
+    assert sweep(manager, store).deleted == (ended,)
+    a_day_later = datetime.now(UTC) + timedelta(days=1, seconds=1)
+    assert sweep(manager, store, a_day_later).deleted == (unseen,)
+    left = {record.checkpoint_id for record in manager.list_for_run("run")}
+    assert {by_nobody, by_a_person} <= left
 
 
 def on_ranks(world_size, store, manager, work):

@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, RestException
 from mlflow.store.artifact.utils.models import get_model_name_and_version
 from tests.integration.registry_server import RunningServer, running_server
-from tests.unit.registry.making import S, bring, result, v
+from tests.unit.registry.sample_values import S, bring, result, v
 
 from tensorforge.registry import ModelRegistry
 from tensorforge.testing.postgres import fresh_database

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.unit.registry.making import v
+from tests.unit.registry.sample_values import v
 
 from tensorforge.checkpoint import (
     CheckpointFormat,

@@ -3,8 +3,6 @@
 The model is a dictionary from checkpoint id to a copy of the state that was saved.
 """
 
-import socket
-
 import hypothesis.strategies as st
 import pytest
 import torch
@@ -28,9 +26,10 @@ from tensorforge.catalog import (
 )
 from tensorforge.catalog.chains.chains import is_restorable
 from tensorforge.catalog.chains.retention import best_by_metric
-from tensorforge.catalog.stored_records import WritingProcess, prefix_of
+from tensorforge.catalog.stored_records import prefix_of
 from tensorforge.checkpoint import DistributedCheckpoint, LoadOptions, SingleProcess, store_index
 from tensorforge.errors import ConflictError, UnavailableError
+from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.database import Database
 from tensorforge.storage.memory_store import MemoryStore
 
@@ -43,7 +42,7 @@ pytestmark = [
 RUN = "run"
 POLICY = GcPolicy(max_checkpoints_per_run=2, keep_best_n=1)
 INCREMENTS = IncrementPolicy(max_chain=3)
-DEAD = WritingProcess(host=socket.gethostname(), pid=999_999_999, started=1.0).to_json()
+DEAD = ProcessIdentity.of(1 << 30).to_text()
 
 
 class Crash(BaseException):

@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 import itertools
+from datetime import datetime
 
 import msgspec
 
 from tensorforge.catalog.chains.records import CheckpointRecord
 from tensorforge.catalog.manager import CheckpointManager
-from tensorforge.catalog.stored_records import WritingProcess, writer_has_ended
+from tensorforge.catalog.stored_records import writer_has_ended
 from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.format.manifest import (
     CheckpointManifest,
@@ -25,6 +26,7 @@ from tensorforge.checkpoint.format.manifest import (
 )
 from tensorforge.checkpoint.load.chunk_source import StoredChunks, read_chunk
 from tensorforge.errors import AlreadyExistsError, CheckpointError, ConflictError, NotFoundError
+from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.blobs import BlobStore, BlobWriter
 
 COMPACTING = ".compacting.json"
@@ -42,7 +44,7 @@ def compact(manager: CheckpointManager, store: BlobStore, checkpoint_id: str) ->
         return record
     claim = f"{record.storage_path}{COMPACTING}"
     try:
-        store.create(claim, WritingProcess.current().to_json().encode())
+        store.create(claim, ProcessIdentity.current().to_text().encode())
     except AlreadyExistsError as error:
         raise ConflictError(
             f"checkpoint {checkpoint_id!r} is being compacted by another process"
@@ -77,15 +79,15 @@ def _clean_up(store: BlobStore, prefix: str) -> None:
     store.delete(f"{prefix}{COMPACTING}")
 
 
-def sweep_compactions(store: BlobStore) -> None:
+def sweep_compactions(store: BlobStore, now: datetime) -> None:
     """Clean up after processes that ended during a compaction."""
     for blob in list(store.list()):
         if blob.key.endswith(COMPACTING):
             try:
-                writer = store.read(blob.key)
+                text = store.read(blob.key).decode(errors="replace")
             except NotFoundError:
                 continue
-            if writer_has_ended(writer):
+            if writer_has_ended(ProcessIdentity.from_text(text), blob.modified_at, now):
                 _clean_up(store, blob.key.removesuffix(COMPACTING))
 
 

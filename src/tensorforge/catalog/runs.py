@@ -29,7 +29,6 @@ from tensorforge.catalog.increments import ChangedChunks, ContentCache, Incremen
 from tensorforge.catalog.manager import CheckpointManager
 from tensorforge.catalog.pending import PendingSave
 from tensorforge.catalog.stored_records import (
-    WritingProcess,
     prefix_of,
     stored_size,
     with_record,
@@ -53,6 +52,7 @@ from tensorforge.errors import (
     NotFoundError,
     TensorForgeError,
 )
+from tensorforge.processes import ProcessIdentity
 
 if TYPE_CHECKING:
     from tensorforge.checkpoint.api import DistributedCheckpoint
@@ -332,7 +332,7 @@ class RunCheckpoints:
             checkpoint_type=kind,
             parent_id=None if parent is None else parent.checkpoint_id,
         )
-        record = self._catalog.create(asked, note=WritingProcess.current().to_json())
+        record = self._catalog.create(asked, note=ProcessIdentity.current().to_text())
         return _Decision(record, None if parent is None else parent.storage_path)
 
     def _usable_parent(

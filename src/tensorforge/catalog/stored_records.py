@@ -6,28 +6,25 @@ catalog can be rebuilt from manifests alone. Imports no torch.
 
 from __future__ import annotations
 
-import os
-import socket
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote, unquote
-
-import msgspec
-import psutil
 
 from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState, CheckpointType
 from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.format.manifest import CheckpointManifest
 from tensorforge.encoding import decode, encode
 from tensorforge.errors import EncodingError
+from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.blobs import BlobStore
-from tensorforge.typed_json import decode_typed
 
 METADATA = "tensorforge.catalog"
 """The key of a manifest's custom metadata that contains the record."""
 
 _SAFE = "-_.~ "
+_LONGEST_SAVE = timedelta(days=1)
 
 
 def prefix_of(training_run_id: str, checkpoint_id: str) -> str:
@@ -89,39 +86,12 @@ def remover(store: BlobStore) -> Callable[[CheckpointRecord], None]:
     return remove
 
 
-class WritingProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """The process that saves or compacts a checkpoint, so that others can find out whether it has ended.
+def writer_has_ended(process: ProcessIdentity | None, since: datetime, now: datetime) -> bool:
+    """Whether the process that has been saving or compacting a checkpoint since a time no longer does so.
 
-    Its JSON is the note of a record in state `CREATING`, and the content of a `.compacting.json` file.
+    A process that cannot be seen from here (unknown, on another host, in another container) counts as ended
+    after a day.
     """
-
-    host: str
-    pid: int
-    started: float
-
-    @classmethod
-    def current(cls) -> WritingProcess:
-        """The calling process."""
-        started = psutil.Process().create_time()
-        return cls(host=socket.gethostname(), pid=os.getpid(), started=started)
-
-    def to_json(self) -> str:
-        """The process as JSON."""
-        return msgspec.json.encode(self).decode()
-
-    def has_ended(self) -> bool:
-        """Whether the process has certainly ended; `False` if it runs or is on another host."""
-        if self.host != socket.gethostname():
-            return False
-        try:
-            return abs(psutil.Process(self.pid).create_time() - self.started) > 1
-        except psutil.NoSuchProcess:
-            return True
-
-
-def writer_has_ended(text: str | bytes) -> bool:
-    """Whether `text` is the JSON of a `WritingProcess` that has ended; `False` for any other text."""
-    try:
-        return decode_typed(text, WritingProcess).has_ended()
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    if process is not None and process.is_running():
         return False
+    return (process is not None and process.has_ended()) or now - since > _LONGEST_SAVE

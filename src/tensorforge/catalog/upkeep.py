@@ -6,7 +6,7 @@ If catalog and manifests disagree, the manifests are right. Imports no torch.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState, CheckpointType
 from tensorforge.catalog.compaction import sweep_compactions
@@ -26,6 +26,7 @@ from tensorforge.checkpoint.validator import (
     ValidationReport,
 )
 from tensorforge.errors import AlreadyExistsError, CheckpointError, ConflictError
+from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.blobs import BlobInfo, BlobStore
 
 
@@ -56,18 +57,27 @@ def sweep(
 
     A save whose manifest was committed is completed. The record and the files of any other are deleted.
     """
-    store_index.sweep(store, now)
-    sweep_compactions(store)
+    moment = now or datetime.now(UTC)
+    store_index.sweep(store, moment)
+    sweep_compactions(store, moment)
     manager.remove_deleted_files()
     runs = [run.training_run_id for run in manager.list_runs()]
     completed: list[str] = []
     deleted: list[str] = []
     for run in runs if training_run_id is None else [training_run_id]:
         for record in manager.list_for_run(run):
-            if record.state is CheckpointState.CREATING and writer_has_ended(record.note):
+            if _is_crashed_save(record, moment):
                 settled = _settle(manager, store, record)
                 (completed if settled else deleted).append(record.checkpoint_id)
     return SweepReport(tuple(completed), tuple(deleted))
+
+
+def _is_crashed_save(record: CheckpointRecord, now: datetime) -> bool:
+    """Whether the process in the note of a record that is being created has ended."""
+    process = ProcessIdentity.from_text(record.note)
+    if record.state is not CheckpointState.CREATING or process is None:
+        return False
+    return writer_has_ended(process, record.created_at, now)
 
 
 def _settle(manager: CheckpointManager, store: BlobStore, record: CheckpointRecord) -> bool:

@@ -13,6 +13,7 @@ from tensorforge.errors import ConfigurationError
 from tensorforge.resilience import RetryPolicy
 from tensorforge.storage.blobs import BlobStore
 from tensorforge.storage.opening import OPENERS, open_store
+from tensorforge.validation import member, one_of
 
 if TYPE_CHECKING:
     from tensorforge.checkpoint.format.manifest import CheckpointManifest
@@ -57,8 +58,8 @@ class SaveOptions:
     increment: Increment | None = None
 
     def __post_init__(self) -> None:
-        _check_enum("format", self.format, CheckpointFormat)
-        _check_enum("compression_level", self.compression_level, CompressionLevel)
+        member("format", self.format, CheckpointFormat)
+        member("compression_level", self.compression_level, CompressionLevel)
         _check_timeout(self.timeout)
 
 
@@ -81,10 +82,7 @@ class LoadOptions:
     strict_mode: bool = True
 
     def __post_init__(self) -> None:
-        if self.resharding_strategy not in RESHARDING_STRATEGIES:
-            raise ConfigurationError(
-                "resharding_strategy", self.resharding_strategy, "must be parallel or sequential"
-            )
+        one_of("resharding_strategy", self.resharding_strategy, RESHARDING_STRATEGIES)
         _check_timeout(self.timeout)
 
 
@@ -204,11 +202,6 @@ def create_storage(options: StorageOptions) -> BlobStore:
             "connection_settings", sorted(settings), f"{options.provider} has no such settings"
         )
     return open_store(address)
-
-
-def _check_enum(name: str, value: object, kind: type[Enum]) -> None:
-    if not isinstance(value, kind):
-        raise ConfigurationError(name, value, f"must be a {kind.__name__}")
 
 
 def _check_timeout(value: float | None) -> None:

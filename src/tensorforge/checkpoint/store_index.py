@@ -9,15 +9,12 @@ Imports no torch.
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import msgspec
-import psutil
 
 from tensorforge.checkpoint.format.file_layout import index_key
 from tensorforge.checkpoint.format.manifest import (
@@ -38,6 +35,7 @@ from tensorforge.errors import (
     InvalidInputError,
     NotFoundError,
 )
+from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.blobs import BlobInfo, BlobStore
 from tensorforge.typed_json import decode_typed
 
@@ -51,14 +49,15 @@ _OWN_FILE = re.compile(
 
 
 class SaveClaim(msgspec.Struct, frozen=True, kw_only=True):
-    """Reserves a prefix for one save: which process saves, and when the claim expires."""
+    """Reserves a prefix for one save: which process saves, and when the claim expires.
+
+    Version 0.1.0 wrote no process; such a save has ended when its claim has expired.
+    """
 
     prefix: str
     save_id: str
     world_size: int
-    host: str
-    pid: int
-    process_started: float
+    process: ProcessIdentity | None = None
     expires_at: datetime
 
     def is_over(self, now: datetime) -> bool:
@@ -68,13 +67,7 @@ class SaveClaim(msgspec.Struct, frozen=True, kw_only=True):
         """
         if now > self.expires_at:
             return True
-        return self.world_size == 1 and self.host == socket.gethostname() and not self._is_alive()
-
-    def _is_alive(self) -> bool:
-        try:
-            return abs(psutil.Process(self.pid).create_time() - self.process_started) < 1
-        except psutil.NoSuchProcess:
-            return False
+        return self.world_size == 1 and self.process is not None and self.process.has_ended()
 
 
 def read_manifest(store: BlobStore, prefix: str) -> CheckpointManifest:
@@ -175,9 +168,7 @@ def claim_prefix(store: BlobStore, prefix: str, world_size: int, timeout: float)
         prefix=prefix,
         save_id=uuid.uuid4().hex,
         world_size=world_size,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        process_started=psutil.Process().create_time(),
+        process=ProcessIdentity.current(),
         expires_at=datetime.now(UTC) + timedelta(seconds=timeout) + _SLACK,
     )
     try:

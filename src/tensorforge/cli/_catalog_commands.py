@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from tensorforge import environment
 from tensorforge.catalog import (
     CheckpointManager,
     CheckpointRecord,
@@ -33,17 +34,17 @@ from tensorforge.storage.opening import open_store
 
 Store = Annotated[
     str,
-    typer.Option("--store", envvar="TENSORFORGE_STORE", help="Folder or URL of the store."),
+    typer.Option("--store", envvar=environment.STORE.name, help="Folder or URL of the store."),
 ]
 Catalog = Annotated[
     str,
-    typer.Option("--catalog", envvar="TENSORFORGE_CATALOG", help="SQLite file or database URL."),
+    typer.Option("--catalog", envvar=environment.CATALOG.name, help="SQLite file or database URL."),
 ]
 Run = Annotated[str | None, typer.Option("--run", help="Only this run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-DEFAULT_STORE = "./checkpoints"
-DEFAULT_CATALOG = "./checkpoints.db"
+DEFAULT_STORE = str(environment.STORE.default)
+DEFAULT_CATALOG = str(environment.CATALOG.default)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 

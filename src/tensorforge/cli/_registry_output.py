@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
+from tensorforge import environment
 from tensorforge.errors import NotFoundError
 from tensorforge.registry.database.audit import AuditEntry
 from tensorforge.registry.domain.versions import ModelVersion
@@ -25,12 +26,12 @@ from tensorforge.registry.model_registry import ModelRegistry
 Database = Annotated[
     str,
     typer.Option(
-        envvar="TENSORFORGE_REGISTRY",
+        envvar=environment.REGISTRY.name,
         help="Where the registry lies: a path (SQLite) or a postgresql:// URL.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-DEFAULT = "registry.db"
+DEFAULT = str(environment.REGISTRY.default)
 
 
 def plain(value: Any) -> Any:
@@ -76,7 +77,7 @@ def existing(database: str) -> ModelRegistry:
     if "://" not in database and not Path(database).expanduser().exists():
         raise NotFoundError(
             f"there is no registry at {database}; `tensorforge registry register` makes one, and "
-            "--database or TENSORFORGE_REGISTRY says where another one lies"
+            f"--database or {environment.REGISTRY.name} says where another one lies"
         )
     return ModelRegistry(database)
 

@@ -30,7 +30,7 @@ from tensorforge.registry import (
     ModelRegistry,
     Sla,
 )
-from tensorforge.registry.database.transitions import FORCE
+from tensorforge.registry.database.writes.transitions import FORCE
 from tensorforge.registry.domain.deployment_lifecycle import DEPLOYMENT_LIFECYCLE
 from tensorforge.registry.domain.versions import require_version
 from tensorforge.registry.export import Registration, register_checkpoint, register_weights

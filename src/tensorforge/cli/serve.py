@@ -10,10 +10,10 @@ import typer
 
 from tensorforge.cli._registry_output import DEFAULT, AsJson, Database
 from tensorforge.errors import InvalidInputError
-from tensorforge.registry.limits import Limits
 from tensorforge.registry.model_registry import ModelRegistry
 from tensorforge.registry.service.http_server import ServerSettings
 from tensorforge.registry.service.http_server import serve as run_server
+from tensorforge.registry.service.limits import Limits
 from tensorforge.registry.tokens import DatabaseTokens
 
 app = typer.Typer(help="Serve the registry over HTTP: REST, MLflow's API, metrics.")

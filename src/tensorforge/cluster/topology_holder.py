@@ -1,4 +1,4 @@
-"""The current topology, shared by threads."""
+"""A place where threads share the current topology."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorforge.errors import StaleGenerationError
 
 
 class TopologyHolder:
-    """The current topology, shared by threads. It only ever moves to a later generation."""
+    """Holds the current topology for several threads. The generation only grows."""
 
     def __init__(self, topology: ClusterTopology | None = None) -> None:
         self._lock = threading.Lock()
@@ -27,7 +27,7 @@ class TopologyHolder:
             self._adopt(topology)
 
     def update(self, change: Callable[[ClusterTopology], ClusterTopology]) -> ClusterTopology:
-        """Apply `change` to the current topology; no other update comes in between."""
+        """Apply `change` to the current topology, without another update in between."""
         with self._lock:
             self._adopt(change(self._topology))
             return self._topology

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorforge.errors import AlreadyExistsError, NotFoundError
-from tensorforge.registry.database.registering import FIRST_VERSION
+from tensorforge.registry.database.writes.registering import FIRST_VERSION
 from tensorforge.registry.domain.models import Actor, Lineage, ModelMetadata, Shape
 from tensorforge.registry.domain.shapes import DueBump
 from tensorforge.registry.domain.versions import Bump, ModelVersion

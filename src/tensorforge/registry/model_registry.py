@@ -12,27 +12,33 @@ from typing import Self
 import sqlalchemy as sa
 
 from tensorforge.errors import AlreadyExistsError, ConflictError
-from tensorforge.registry.database import changes, descriptions, labels, removing, transitions
-from tensorforge.registry.database.idempotency import RequestKey, earlier_answer, remember
-from tensorforge.registry.database.labels import insert_tags
-from tensorforge.registry.database.reading import Clock, RegistryReader
-from tensorforge.registry.database.registering import (
-    check_metadata,
-    create_model,
-    insert_version,
-    model_for_writing,
-    next_version,
-)
+from tensorforge.registry.database.reads.registry_reader import Clock, RegistryReader
 from tensorforge.registry.database.rows import (
     find_model,
     find_version,
     read_model,
     to_metadata,
 )
-from tensorforge.registry.database.schema import MODEL_TAGS, SCHEMA
+from tensorforge.registry.database.tables import MODEL_TAGS, SCHEMA
 from tensorforge.registry.database.times import from_micros, to_micros
-from tensorforge.registry.database.transitions import Request
-from tensorforge.registry.database.validations import check_result, keep_result
+from tensorforge.registry.database.writes import (
+    changes,
+    descriptions,
+    labels,
+    removing,
+    transitions,
+)
+from tensorforge.registry.database.writes.idempotency import RequestKey, earlier_answer, remember
+from tensorforge.registry.database.writes.labels import insert_tags
+from tensorforge.registry.database.writes.registering import (
+    check_metadata,
+    create_model,
+    insert_version,
+    model_for_writing,
+    next_version,
+)
+from tensorforge.registry.database.writes.transitions import Request
+from tensorforge.registry.database.writes.validations import check_result, keep_result
 from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
 from tensorforge.registry.domain.models import (
     Actor,

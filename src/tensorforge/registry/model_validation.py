@@ -16,6 +16,7 @@ from tensorforge.registry.domain.models import ModelMetadata, Sla, ValidationRes
 from tensorforge.registry.domain.selection import meets_sla
 from tensorforge.registry.weights import Progress, describe_weights, require_checksum
 from tensorforge.statistics import percentile
+from tensorforge.validation import whole_number
 
 Loader = Callable[[dict[str, Any]], Any]
 Metric = Callable[[Any, Any], float]
@@ -39,9 +40,7 @@ class ValidationPlan:
 
     def __post_init__(self) -> None:
         for field, least in (("batch_size", 1), ("warm_up", 0), ("repeats", 1)):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InvalidInputError(f"{field} = {value!r}: must be at least {least}")
+            whole_number(field, getattr(self, field), least=least)
 
 
 def run_validation(

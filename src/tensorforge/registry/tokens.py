@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tensorforge.errors import InvalidInputError, NotFoundError
-from tensorforge.registry.database.schema import TOKENS
+from tensorforge.registry.database.tables import TOKENS
 from tensorforge.registry.database.times import from_micros, to_micros
 from tensorforge.security import TokenRecord, TokenStore
 from tensorforge.storage.database import Database

@@ -3,7 +3,7 @@ import json
 
 import httpx
 import pytest
-from tests.unit.registry.making import S, bring, metadata, v
+from tests.unit.registry.sample_values import S, bring, metadata, v
 
 from tensorforge.errors import InvalidInputError, NotFoundError, PermissionDeniedError
 from tensorforge.registry.addresses import check_target, is_public, resolve_target

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from tensorforge.errors import ConfigurationError, InvalidInputError
 from tensorforge.lifecycle import Lifecycle
+from tensorforge.validation import is_number, whole_number
 
 
 class CheckpointState(Enum):
@@ -116,7 +117,7 @@ class CreateCheckpointRequest:
                 f"parent_id = {self.parent_id!r}: a full checkpoint has no parent"
             )
         for name, value in self.metrics.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if not is_number(value):
                 raise InvalidInputError(f"metrics[{name!r}] = {value!r}: must be a number")
         object.__setattr__(self, "metrics", MappingProxyType(dict(self.metrics)))
 
@@ -159,14 +160,12 @@ class GcPolicy:
 
     def __post_init__(self) -> None:
         most = self.max_checkpoints_per_run
-        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-            rule = "must be a whole number of at least 1, or None for no limit"
-            raise ConfigurationError("max_checkpoints_per_run", most, rule)
+        if most is not None:
+            whole_number("max_checkpoints_per_run", most, least=1)
         if self.max_age_seconds is not None and not self.max_age_seconds >= 0:
             rule = "must not be negative, or None for no limit"
             raise ConfigurationError("max_age_seconds", self.max_age_seconds, rule)
-        if isinstance(self.keep_best_n, bool) or not self.keep_best_n >= 0:
-            raise ConfigurationError("keep_best_n", self.keep_best_n, "must be 0 or more")
+        whole_number("keep_best_n", self.keep_best_n, least=0)
         if self.keep_best_n and not self.metric_key:
             rule = "must name the metric that keep_best_n compares"
             raise ConfigurationError("metric_key", self.metric_key, rule)
@@ -189,5 +188,4 @@ def _require_name(field_name: str, value: object) -> None:
 def _require_position(run: object, epoch: int, step: int) -> None:
     _require_name("training_run_id", run)
     for name, value in (("epoch", epoch), ("step", step)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InvalidInputError(f"{name} = {value!r}: must be a whole number of at least 0")
+        whole_number(name, value, least=0)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tensorforge.catalog.chains.chains import Checkpoints, by_id, lineage, restorable_ids
 from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState, RestoreCriteria
 from tensorforge.errors import InvalidInputError
+from tensorforge.validation import finite_number
 
 COMPLETENESS = 2.0**42
 SELF_CONTAINED = 2.0**41
@@ -136,8 +137,7 @@ def estimate_restore_time(
     if not bytes_per_ms > 0:
         raise InvalidInputError(f"bytes_per_ms = {bytes_per_ms}: must be positive")
     for name, value in (("base_ms", base_ms), ("per_checkpoint_ms", per_checkpoint_ms)):
-        if not 0 <= value < math.inf:
-            raise InvalidInputError(f"{name} = {value}: must be finite and not negative")
+        finite_number(name, value, least=0)
     transfer = sum(record.size_bytes for record in records) / bytes_per_ms
     return math.ceil(base_ms + per_checkpoint_ms * len(records) + transfer)
 

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 
 from tensorforge.errors import ConfigurationError, InvalidInputError
+from tensorforge.validation import finite_number
 
 
 def young_daly_interval(save_seconds: float, mtbf_seconds: float) -> float:
@@ -20,8 +21,7 @@ def young_daly_interval(save_seconds: float, mtbf_seconds: float) -> float:
     and M otherwise.
     """
     for name, value in (("save_seconds", save_seconds), ("mtbf_seconds", mtbf_seconds)):
-        if not 0 < value < math.inf:
-            raise InvalidInputError(f"{name} = {value}: must be positive and finite")
+        finite_number(name, value, above=0)
     if save_seconds >= 2 * mtbf_seconds:
         return mtbf_seconds
     ratio = save_seconds / (2 * mtbf_seconds)

@@ -53,7 +53,7 @@ class ChunkSource(Protocol):
     def manifest(self) -> CheckpointManifest:
         """The checkpoint's manifest."""
 
-    def is_in_memory(self, file: int) -> bool:
+    def is_cached(self, file: int) -> bool:
         """Whether reading the file only copies memory, without waiting for a disk or a network."""
 
     @property
@@ -88,12 +88,12 @@ class StoredChunks:
         """The checkpoint's manifest."""
         return self._manifest
 
-    def is_in_memory(self, file: int) -> bool:
+    def is_cached(self, file: int) -> bool:
         """Whether reading the file only copies memory, without waiting for a disk or a network."""
         if self._sequential is None:
             return False
         key = self._manifest.files[file].key
-        return self._reading(key, functools.partial(self._sequential.is_at_hand, key))
+        return self._reading(key, functools.partial(self._sequential.is_cached, key))
 
     def read_range(self, file: int, start: int, into: memoryview) -> None:
         """Fill a buffer with bytes of a file as they are stored."""

@@ -28,9 +28,9 @@ from tensorforge.checkpoint.tensors import DTYPES, byte_view, is_direct
 WORKERS = 4
 MAX_DIRECT_READ = 16 << 20
 """The most bytes of one direct read, which opens the file once for many chunks."""
-MAX_MEMORY_READ = 64 << 20
-"""The same for files that are in memory. Reads become shorter towards the end of a load, so that all threads
-end at about the same time."""
+MAX_CACHED_READ = 64 << 20
+"""The same for files that are cached in memory. Reads become shorter towards the end of a load, so that all
+threads end at about the same time."""
 _READING = "reading the checkpoint"
 
 
@@ -56,9 +56,9 @@ def read_tensors(
     reads = plan_reads(source.manifest.tensors, wanted)
     counter = ByteCounter(sum(read.length for read in reads), progress)
     threads, longest = WORKERS, MAX_DIRECT_READ
-    if all(source.is_in_memory(file) for file in {read.file for read in reads}):
+    if all(source.is_cached(file) for file in {read.file for read in reads}):
         # More threads than processors would only slow each other down while they copy memory.
-        threads, longest = len(os.sched_getaffinity(0)), MAX_MEMORY_READ
+        threads, longest = len(os.sched_getaffinity(0)), MAX_CACHED_READ
     threads = min(workers, threads)
     reader = _Reader(source, destinations)
 

@@ -15,7 +15,7 @@ from tensorforge.checkpoint.parallel import Deadline, run_parallel
 from tensorforge.checkpoint.save.file_contents import Bytes, FileContents
 from tensorforge.errors import CapacityError
 from tensorforge.memory.arena.arena import TensorArena
-from tensorforge.memory.arena.handle import ArenaBlock
+from tensorforge.memory.arena.arena_block import ArenaBlock
 from tensorforge.memory.arena.raw_memory import HUGE_PAGE
 
 BLOCK_BYTES = 8 << 20

@@ -1,1 +1,2 @@
-"""Child processes: started, read, ended, never left behind."""
+"""The launcher's child processes: how they start, what runs inside them, how their output is read and their end
+is ensured."""

@@ -18,7 +18,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tensorforge.errors import IntegrityError
-from tensorforge.registry.database.schema import AUDIT, AUDIT_HEAD
+from tensorforge.registry.database.tables import AUDIT, AUDIT_HEAD
 from tensorforge.registry.database.times import from_micros
 from tensorforge.storage.prepared import Prepared
 

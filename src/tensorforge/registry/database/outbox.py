@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from tensorforge.errors import CapacityError, InvalidInputError, NotFoundError
 from tensorforge.registry.addresses import check_target
-from tensorforge.registry.database.schema import OUTBOX, WEBHOOKS
+from tensorforge.registry.database.tables import OUTBOX, WEBHOOKS
 from tensorforge.registry.database.times import from_micros
 from tensorforge.registry.domain.names import check_name
 from tensorforge.storage.database import Database

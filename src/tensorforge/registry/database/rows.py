@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 
 from tensorforge.errors import NotFoundError
 from tensorforge.registry.database.expressions import Joined
-from tensorforge.registry.database.schema import (
+from tensorforge.registry.database.tables import (
     ALIASES,
     MODEL_TAGS,
     MODELS,

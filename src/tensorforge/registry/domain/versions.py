@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tensorforge.errors import InvalidInputError
+from tensorforge.validation import is_whole_number
 
 MAX_PART = 2**32 - 1
 
@@ -33,7 +34,7 @@ class ModelVersion:
     def __post_init__(self) -> None:
         for field in ("major", "minor", "patch"):
             value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int):
+            if not is_whole_number(value):
                 raise InvalidInputError(f"{field} = {value!r}: must be a whole number")
             if not 0 <= value <= MAX_PART:
                 raise InvalidInputError(f"{field} = {value}: must lie between 0 and {MAX_PART}")

@@ -19,10 +19,8 @@ from starlette.types import Scope as AsgiScope
 
 from tensorforge.errors import AuthenticationError, InvalidInputError
 from tensorforge.registry.database.outbox import Outbox
-from tensorforge.registry.database.schema import AUDIT_HEAD
-from tensorforge.registry.limits import Limits
+from tensorforge.registry.database.tables import AUDIT_HEAD
 from tensorforge.registry.model_registry import ModelRegistry
-from tensorforge.registry.service import admin_api, mlflow_api, models_api, versions_api
 from tensorforge.registry.service.context import Service
 from tensorforge.registry.service.endpoints import Endpoint, Endpoints, endpoints
 from tensorforge.registry.service.error_responses import (
@@ -32,8 +30,11 @@ from tensorforge.registry.service.error_responses import (
     http_exception,
     json_response,
 )
+from tensorforge.registry.service.limits import Limits
+from tensorforge.registry.service.mlflow import mlflow_api
 from tensorforge.registry.service.openapi import describe
 from tensorforge.registry.service.operations import UrlTooLongError, require_scope
+from tensorforge.registry.service.rest import admin_api, models_api, versions_api
 from tensorforge.registry.service.shared_wire import HealthAnswer
 from tensorforge.registry.tokens import Scope
 from tensorforge.registry.webhooks import WebhookCourier

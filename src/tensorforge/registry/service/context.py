@@ -10,8 +10,8 @@ from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 
-from tensorforge.registry.limits import Limits, RateLimiter
 from tensorforge.registry.model_registry import ModelRegistry
+from tensorforge.registry.service.limits import Limits, RateLimiter
 from tensorforge.registry.service.operations import Call
 from tensorforge.registry.service.service_metrics import Metrics
 from tensorforge.registry.service.write_queue import Writer

@@ -8,7 +8,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from tensorforge.errors import CapacityError, InvalidInputError
-from tensorforge.registry.limits import Limits
 from tensorforge.registry.service.context import Service
 from tensorforge.registry.service.error_responses import (
     JSON,
@@ -16,6 +15,7 @@ from tensorforge.registry.service.error_responses import (
     failure,
     json_response,
 )
+from tensorforge.registry.service.limits import Limits
 from tensorforge.registry.service.operations import (
     Call,
     Operation,

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from tensorforge.errors import CapacityError, InvalidInputError
-from tensorforge.registry.service import mlflow_wire
+from tensorforge.registry.service.mlflow import mlflow_wire
 from tensorforge.registry.service.operations import error_answer
 from tensorforge.registry.service.shared_wire import Answer, ErrorAnswer
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensorforge.errors import InvalidInputError
-from tensorforge.registry.limits import Limits
 from tensorforge.registry.model_registry import ModelRegistry
+from tensorforge.registry.service.limits import Limits
 from tensorforge.storage.sqlite_memory import stop_counting_memory
 
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"

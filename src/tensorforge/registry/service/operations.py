@@ -26,7 +26,7 @@ from tensorforge.errors import (
     TensorForgeError,
     UnavailableError,
 )
-from tensorforge.registry.database.idempotency import RequestKey
+from tensorforge.registry.database.writes.idempotency import RequestKey
 from tensorforge.registry.domain.models import Actor
 from tensorforge.registry.domain.names import check_name
 from tensorforge.registry.domain.versions import ModelVersion, require_version
