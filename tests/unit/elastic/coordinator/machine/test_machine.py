@@ -48,7 +48,7 @@ def phase(cluster):
 
 
 def last_reason(cluster):
-    return cluster.machine.state.history[-1].reason
+    return cluster.machine.state.rescale_log.history[-1].reason
 
 
 # Starting
@@ -251,7 +251,7 @@ def test_a_joiner_beyond_the_maximum_is_a_standby_that_replaces_the_next_failure
     assert cluster.machine.state.generation == 1
     cluster.disconnect(cluster.puppets["w1"])
     assert names(cluster) == ["w0", "spare", "w2"]
-    assert cluster.machine.state.history[-1].type == "replace"
+    assert cluster.machine.state.rescale_log.history[-1].type == "replace"
 
 
 def test_waiting_joiners_come_along_with_a_failures_rescale():
@@ -417,7 +417,7 @@ def test_below_the_minimum_training_pauses_and_goes_on_when_somebody_joins():
     cluster = running(2, min_workers=2)
     cluster.disconnect(cluster.puppets["w1"])
     assert phase(cluster) is Phase.PAUSED
-    assert cluster.machine.state.history[-1].paused
+    assert cluster.machine.state.rescale_log.history[-1].paused
     cluster.answer_all()
     assert phase(cluster) is Phase.PAUSED
     cluster.join("new")
@@ -691,7 +691,7 @@ def test_a_rescale_is_explained_with_its_times():
         cluster.say(puppet, messages.Formed, moved={"shards": 2, "bytes": 100})
     cluster.clock.advance(0.04)
     cluster.commit(cluster.members()[0], 1)
-    record = cluster.machine.state.history[-1]
+    record = cluster.machine.state.rescale_log.history[-1]
     times = (
         record.detection_ms,
         record.decision_ms,
