@@ -30,7 +30,7 @@ def running(*names, **options):
 def cut_off(cluster, *names):
     unseen = [cluster.puppets[name] for name in names]
     for puppet in unseen:
-        cluster.cut(puppet)
+        cluster.disconnect(puppet)
     return unseen
 
 
