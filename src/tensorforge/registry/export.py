@@ -155,7 +155,7 @@ def _read_model(
 
     saved = {name: meta for name, meta in manifest.tensors.items() if name.startswith(MODEL)}
     if not saved:
-        raise NotFoundError(f"the checkpoint {manifest.prefix} holds no model")
+        raise NotFoundError(f"the checkpoint {manifest.prefix} has no model")
     destinations = [
         Destination(name, Box.whole(meta.shape), whole_tensor(meta)) for name, meta in saved.items()
     ]
