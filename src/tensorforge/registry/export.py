@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from tensorforge.checkpoint.format.manifest import CheckpointManifest
     from tensorforge.storage.blobs import BlobStore
 
-_TIMEOUT = 3600.0
 _RUN_KEYS = ("training_run_id", "run_id")
 _STEP_KEYS = ("step",)
 
@@ -146,22 +145,14 @@ def export_checkpoint(
 def _read_model(
     store: BlobStore, manifest: CheckpointManifest, progress: Progress | None
 ) -> dict[str, Any]:
-    from tensorforge.checkpoint.format.boxes import Box
     from tensorforge.checkpoint.format.file_layout import MODEL
-    from tensorforge.checkpoint.load.chunks import StoredChunks
-    from tensorforge.checkpoint.load.targets import whole_tensor
-    from tensorforge.checkpoint.load.tensor_reader import Destination, read_tensors
-    from tensorforge.checkpoint.parallel import Guard
+    from tensorforge.checkpoint.full_state import read_full_tensors
 
-    saved = {name: meta for name, meta in manifest.tensors.items() if name.startswith(MODEL)}
-    if not saved:
+    names = [name for name in manifest.tensors if name.startswith(MODEL)]
+    if not names:
         raise NotFoundError(f"the checkpoint {manifest.prefix} has no model")
-    destinations = [
-        Destination(name, Box.whole(meta.shape), whole_tensor(meta)) for name, meta in saved.items()
-    ]
-    source = StoredChunks(store, manifest)
-    read_tensors(source, destinations, guard=Guard(_TIMEOUT), progress=progress)
-    return {each.name.removeprefix(MODEL): each.tensor for each in destinations}
+    tensors = read_full_tensors(store, manifest, names, progress)
+    return {name.removeprefix(MODEL): tensor for name, tensor in tensors.items()}
 
 
 def _persist(temporary: Path, destination: Path) -> None:
@@ -181,7 +172,7 @@ def _persist(temporary: Path, destination: Path) -> None:
 
 def lineage_of(manifest: CheckpointManifest) -> Lineage:
     """The run, step and id of a checkpoint: from its record in a catalog, or else from its metadata."""
-    from tensorforge.catalog.incremental_store import record_in
+    from tensorforge.catalog.stored_records import record_in
 
     record = record_in(manifest, manifest.size_bytes)
     if record is not None:

@@ -16,6 +16,7 @@ from typing import Any
 
 from tensorforge.errors import IntegrityError, InvalidInputError, NotFoundError
 from tensorforge.registry.domain.models import TensorSpec
+from tensorforge.validation import is_whole_number
 
 _MAX_HEADER = 100_000_000
 _BLOCK = 1 << 20
@@ -126,7 +127,7 @@ def read_header(file: Path) -> dict[str, TensorSpec]:
 def _spec(file: Path, name: str, entry: Any, room: int) -> TensorSpec:
     try:
         dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        whole = all(type(size) is int and size >= 0 for size in (*shape, start, stop))
+        whole = all(is_whole_number(size) and size >= 0 for size in (*shape, start, stop))
         bits = _BITS[dtype] * math.prod(shape)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInputError(
