@@ -1,3 +1,5 @@
+"""Other libraries read what a checkpoint stores: safetensors and transformers."""
+
 import json
 
 import pytest
@@ -7,10 +9,21 @@ from safetensors.torch import load_file, load_model
 from tests.unit.checkpoint.models import same, trained
 from tests.unit.checkpoint.tied_weights import Tied, save
 
-from tensorforge.checkpoint import CheckpointFormat, SaveOptions
+from tensorforge.checkpoint import (
+    CheckpointFormat,
+    DistributedCheckpoint,
+    SaveOptions,
+    SingleProcess,
+)
 from tensorforge.storage.local_store import LocalStore
 
 pytestmark = pytest.mark.may_leak("files", "torch.optim makes the cache folder of torch's compiler")
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    with DistributedCheckpoint(SingleProcess(), LocalStore(tmp_path / "ckpt")) as made:
+        yield made
 
 
 def test_a_single_file_is_read_by_plain_safetensors(checkpoint):
