@@ -39,14 +39,14 @@ BOX_WIDTH, BOX_HEIGHT = 290, 84
 GAP_X, GAP_Y = 46, 44
 MARGIN = 30
 TITLE = 40
-FOUNDATION_HEIGHT = 86
+FOUNDATION_HEIGHT = 64
 FONT = 'font-family="Helvetica, Arial, sans-serif"'
 HEADING = "TensorForge: an arrow means “imports”; imports point down"
 SUBTITLE = (
-    "Arrows that follow from others are left out. Folders in green are pure: "
-    "they read no clock, socket, thread or random source."
+    "Arrows that follow from others are left out. What is green is pure: "
+    "it reads no clock, socket, thread or random source."
 )
-PURE, IMPURE, GREY = "#2b7a2f", "#6a737d", "#5b6770"
+PURE, BLACK, GREY = "#2b7a2f", "#1d2329", "#5b6770"
 COLOURS = ("#b4472f", "#2f6fb4", "#3d8b40", "#8a4fb0", "#b07d1a", "#1f8a8a", "#a33b74", "#5b6770")
 
 
@@ -218,7 +218,7 @@ def draw(architecture: Architecture) -> str:
 
 
 def _text(
-    x: float, y: float, text: str, size: int, *, bold: bool = False, fill: str = "#1d2329"
+    x: float, y: float, text: str, size: int, *, bold: bool = False, fill: str = BLACK
 ) -> str:
     weight = ' font-weight="bold"' if bold else ""
     return (
@@ -260,12 +260,12 @@ def _box(layout: Layout, package: str, colour: str) -> str:
     x, y = layout.left(package), layout.top(layout.row(package))
     lines = [
         _frame(x, y, BOX_WIDTH, BOX_HEIGHT, "#f6f8fa", colour),
-        _text(x + 12, y + 22, package, 16, bold=True),
+        _text(x + 12, y + 22, package, 16, bold=True, fill=_colour(layout.architecture, package)),
         _text(x + 12, y + 40, PACKAGES[package][1], 12, fill="#3b444d"),
     ]
     for number, line in enumerate(_wrapped(layout.architecture.folders[package])):
         spans = "".join(
-            f'<tspan fill="{_folder_colour(layout.architecture, package, folder)}">{folder} </tspan>'
+            f'<tspan fill="{_colour(layout.architecture, package, folder)}">{folder} </tspan>'
             for folder in line
         )
         height = y + 58 + 16 * number
@@ -273,9 +273,11 @@ def _box(layout: Layout, package: str, colour: str) -> str:
     return "\n".join(lines)
 
 
-def _folder_colour(architecture: Architecture, package: str, folder: str) -> str:
-    module = f"tensorforge.{package}.{folder.replace('/', '.')}"
-    return PURE if module in architecture.pure else IMPURE
+def _colour(architecture: Architecture, package: str, folder: str = "") -> str:
+    module = ".".join(("tensorforge", package, *folder.split("/"))).rstrip(".")
+    if module in architecture.pure:
+        return PURE
+    return GREY if folder else BLACK
 
 
 def _wrapped(words: tuple[str, ...], most: int = 38) -> list[list[str]]:
@@ -296,6 +298,6 @@ def _foundations(layout: Layout) -> str:
         _text(x + 12, y + 22, "foundations", 16, bold=True),
         _text(x + 130, y + 22, purpose, 12, fill="#3b444d"),
     ]
-    for number, line in enumerate(_wrapped(layout.architecture.foundations, 120)):
-        lines.append(_text(x + 12, y + 46 + 20 * number, "   ".join(line), 13, fill="#3b444d"))
+    for number, line in enumerate(_wrapped(layout.architecture.foundations, 118)):
+        lines.append(_text(x + 12, y + 46 + 20 * number, " · ".join(line), 13, fill="#3b444d"))
     return "\n".join(lines)

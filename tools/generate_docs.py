@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -104,9 +105,44 @@ def _attributes(kind: type[TensorForgeError]) -> list[str]:
     return [name for name in names if name != "message"]
 
 
+def decisions_page() -> str:
+    """docs/adr/README.md: number, title and status of every decision, and the line that the page has for it."""
+    page = DOCS / "adr" / "README.md"
+    told = dict(
+        re.findall(r"^\| (\d+) \|.*\| ([^|]*) \|$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    )
+    lines = [
+        "# Decisions",
+        "",
+        "Each decision that a newcomer would question has half a page. Numbers go by subject: up to 9 the",
+        "project, 10 memory, 20 checkpoints, 30 catalog and storage, 40 control plane, 50 data, 60 training,",
+        "70 registry, 80 and 90 launching.",
+        "",
+        "<!-- `make docs` writes all columns but the last, which is kept. -->",
+        "",
+        "| | decision | status | in one line |",
+        "|---|---|---|---|",
+    ]
+    for path in sorted(page.parent.glob("0*.md")):
+        number, title, text = _decision(path)
+        replaced = re.search(r"^Superseded by \[ADR (\d+)\]", text, re.MULTILINE)
+        status = f"superseded by {replaced[1]}" if replaced else "accepted"
+        lines.append(f"| {number} | [{title}]({path.name}) | {status} | {told.get(number, '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def _decision(path: Path) -> tuple[str, str, str]:
+    heading, _, text = path.read_text(encoding="utf-8").partition("\n")
+    found = re.fullmatch(r"# 0*(\d+)[.:] (.+)", heading)
+    if found is None or int(path.name[:4]) != int(found[1]):
+        raise SystemExit(f"{path}: begins with {heading!r}, not with its number and a title")
+    return found[1], found[2], text
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "environment.md": environment_page,
     "errors.md": errors_page,
+    "adr/README.md": decisions_page,
     "architecture.svg": lambda: draw(read_architecture()),
 }
 

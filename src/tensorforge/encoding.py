@@ -1,12 +1,12 @@
-"""One encoding of our dataclasses to and from JSON-able data: what the journal and the wire use.
+"""The one encoding of dataclasses as JSON-able data, for files, environment and wire.
 
     encode(WorkerId("a", "h", 1))
     {"type": "WorkerId", "version": 1, "data": {"id": "a", "hostname": "h", "port": 1}}
 
-The envelope stands only at the outside; inside, the dataclass's own annotations say what is meant.
-Decoding is strict: another type, a newer version, a missing or an unknown field, a boolean where a number
-is due are each an `EncodingError` that names the place. A class whose encoding changes sets
-`ENCODING_VERSION`.
+Type and version stand only at the outermost level; inside, the annotations of the dataclass give the types.
+Decoding is strict: another type, a newer version, a missing or an unknown field, and a boolean in the place
+of a number are each an `EncodingError` that names the place. A class whose encoding changes sets
+`ENCODING_VERSION`; whoever reads older versions converts them before `decode`.
 
 | annotation | JSON |
 |---|---|
@@ -47,7 +47,7 @@ _NAMED_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def encode(value: object) -> dict[str, Json]:
-    """Encode a dataclass instance with its type and version."""
+    """The dataclass instance as JSON-able data, with its type and version."""
     cls = type(value)
     if not dataclasses.is_dataclass(cls):
         raise EncodingError(f"{cls.__name__} is not a dataclass and has no encoding")
@@ -55,7 +55,7 @@ def encode(value: object) -> dict[str, Json]:
 
 
 def decode(payload: Json, expected: type[Value]) -> Value:
-    """Decode what `encode` made of an `expected`; anything else is an `EncodingError`."""
+    """The inverse of `encode` for an instance of `expected`; any other data is an `EncodingError`."""
     name = expected.__name__
     if not isinstance(payload, dict) or set(payload) != {"type", "version", "data"}:
         raise EncodingError(f"expected an encoded {name}: an object with type, version and data")

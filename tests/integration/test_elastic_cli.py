@@ -143,7 +143,7 @@ def test_the_coordinator_command_serves_until_it_is_told_to_stop(tmp_path):
         (["--host", "0.0.0.0"], "a job token is required"),
         (["--min-workers", "0"], "min_workers = 0: must be at least 1"),
         (["--config", '{"min_worker": 1}'], "no such option: min_worker"),
-        (["--config", "nowhere.json"], "neither JSON nor a file with JSON"),
+        (["--config", "nowhere.json"], "neither JSON nor a file"),
         (["--workers", "9", "--max-workers", "3"], "workers = 9: must lie between"),
     ],
 )

@@ -181,7 +181,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         puppet = self.pick(choice)
         if puppet is not None:
             self.die(puppet)
-            self.cluster.crash(puppet)
+            self.cluster.disconnect(puppet)
 
     @precondition(lambda self: self.dead)
     @rule(choice=PICK, has_pid=st.booleans())
@@ -197,13 +197,13 @@ class CoordinatorModel(RuleBasedStateMachine):
         puppet = self.pick(choice)
         if puppet is not None:
             self.away.append(puppet)
-            self.cluster.cut(puppet)
+            self.cluster.disconnect(puppet)
 
     @rule()
     def cut_off_everybody(self):
         for puppet in [p for p in self.cluster.puppets.values() if p.is_connected]:
             self.away.append(puppet)
-            self.cluster.cut(puppet)
+            self.cluster.disconnect(puppet)
 
     @precondition(lambda self: self.away)
     @rule(choice=PICK)
@@ -236,7 +236,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         if not present:
             assert self.cluster.machine.state.generation == generation, "a zombie decides nothing"
         self.die(zombie)
-        self.cluster.crash(zombie)
+        self.cluster.disconnect(zombie)
 
     @rule(choice=PICK)
     def reconnect(self, choice):

@@ -22,12 +22,26 @@ def tools(monkeypatch):
     return importlib.import_module
 
 
-@pytest.mark.parametrize("name", ["environment.md", "errors.md", "architecture.svg"])
+GENERATED = ["environment.md", "errors.md", "adr/README.md", "architecture.svg"]
+
+
+@pytest.mark.parametrize("name", GENERATED)
 def test_a_generated_file_is_current(tools, name):
     pages = tools("generate_docs").PAGES
-    assert set(pages) == {"environment.md", "errors.md", "architecture.svg"}
+    assert set(pages) == set(GENERATED)
     current = (DOCS / name).read_text(encoding="utf-8")
     assert current == pages[name](), "run `make docs`"
+
+
+def test_every_decision_is_in_the_index_and_said_in_one_line():
+    index = (DOCS / "adr" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| \[.+\]\((.+)\) \| (.+) \| (.*) \|$", index, re.MULTILINE)
+    files = {path.name for path in (DOCS / "adr").glob("0*.md")}
+    assert {name for _, name, _, _ in rows} == files
+    numbers = {number for number, _, _, _ in rows}
+    for number, _, status, line in rows:
+        assert status == "accepted" or status.removeprefix("superseded by ") in numbers, number
+        assert line.endswith("."), number
 
 
 def test_the_picture_has_a_box_for_every_package():

@@ -97,8 +97,8 @@ def chaos(
     finally:
         job.close()
     if json_output:
-        told = dataclasses.asdict(report) | {"seed": chosen, "survived": report.survived}
-        typer.echo(json.dumps(told, default=lambda kind: kind.value))
+        facts = dataclasses.asdict(report) | {"seed": chosen, "survived": report.survived}
+        typer.echo(json.dumps(facts, default=lambda kind: kind.value))
     else:
         for verdict in report.verdicts:
             mark = "held  " if verdict.holds else "BROKEN"
@@ -108,10 +108,10 @@ def chaos(
 
 
 def _show_plan(strikes: tuple[Strike, ...], seed: int, *, json_output: bool) -> None:
-    plain = [dataclasses.asdict(strike) for strike in strikes]
     if json_output:
-        typer.echo(json.dumps({"seed": seed, "strikes": plain}, default=lambda kind: kind.value))
+        plan = {"seed": seed, "strikes": [dataclasses.asdict(strike) for strike in strikes]}
+        typer.echo(json.dumps(plan, default=lambda kind: kind.value))
         return
-    typer.echo(f"storm {seed}: {counted(len(plain), 'strike')}")
-    for strike in plain:
-        typer.echo(f"{strike['at']:7.2f} s  {strike['kind'].value}")
+    typer.echo(f"storm {seed}: {counted(len(strikes), 'strike')}")
+    for strike in strikes:
+        typer.echo(f"{strike.at:7.2f} s  {strike.kind.value}")

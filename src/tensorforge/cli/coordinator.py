@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import msgspec
@@ -35,9 +34,7 @@ def _config(text: str | None, options: dict[str, int | None]) -> ElasticTraining
         try:
             given = msgspec.json.decode(source, type=dict[str, object])
         except msgspec.DecodeError as error:
-            raise InvalidInputError(
-                f"--config: neither JSON nor a file with JSON: {error}"
-            ) from error
+            raise InvalidInputError(f"--config: neither JSON nor a file: {error}") from error
         if set(given) == {"type", "version", "data"}:
             given = msgspec.convert(given["data"], dict[str, object])
     given |= {name: value for name, value in options.items() if value is not None}
@@ -141,19 +138,13 @@ def coordinator(
         lease_wait=lease_wait,
     )
     asked_to_stop = threading.Event()
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        asked_to_stop.set()
-
     gc.freeze()  # a full collection need not visit imported modules while workers wait
     with server:
-        signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, stop)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: asked_to_stop.set())
         where = {"address": server.address, "metrics": server.metrics_address, "run": run}
-        if json_output:
-            typer.echo(json.dumps(where))
-        else:
-            typer.echo(f"The coordinator of run {run!r} serves at {server.address}")
+        text = f"The coordinator of run {run!r} serves at {server.address}"
+        typer.echo(json.dumps(where) if json_output else text)
         sys.stdout.flush()
         outcome = None
         while outcome is None and not asked_to_stop.is_set():
@@ -162,10 +153,9 @@ def coordinator(
             asked_to_stop.wait(_SERVE_AFTER_END_SECONDS)
     if outcome is None:
         return
-    if json_output:
-        typer.echo(json.dumps({"outcome": outcome.outcome, "reason": outcome.reason}))
-    else:
-        typer.echo(f"The run {outcome.outcome}: {outcome.reason}")
+    ended = {"outcome": outcome.outcome, "reason": outcome.reason}
+    text = f"The run {outcome.outcome}: {outcome.reason}"
+    typer.echo(json.dumps(ended) if json_output else text)
     if outcome.outcome == "aborted":
         raise typer.Exit(EXIT_ABORTED)
 

@@ -22,7 +22,6 @@ def leave(
 ) -> None:
     """Make a worker finish its step and leave; the others continue without it."""
     view = client.remove(worker, by=operator())
-    text = (
-        f"{worker} leaves; generation {view.generation} has {counted(member_count(view), 'worker')}"
-    )
+    members = counted(member_count(view), "worker")
+    text = f"{worker} leaves; generation {view.generation} has {members}"
     typer.echo(as_json(view) if json_output else text)

@@ -21,22 +21,21 @@ from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 _SIGNALLED = 128
 
+ScriptArguments = Annotated[
+    list[str] | None, typer.Argument(help="Passed to the script unchanged.")
+]
+AsModule = Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")]
+
 app = typer.Typer(help="Train a script on local workers whose number may change.")
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 def run(
     script: Annotated[str, typer.Argument(help="The training script, or a module with -m.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="Passed to the script unchanged.")
-    ] = None,
-    workers: Annotated[
-        int, typer.Option("--workers", "-n", help="The first number of workers.")
-    ] = 1,
+    arguments: ScriptArguments = None,
+    workers: Annotated[int, typer.Option("--workers", "-n", help="How many at the start.")] = 1,
     min_workers: Annotated[int, typer.Option(help="Training pauses with fewer workers.")] = 1,
-    max_workers: Annotated[
-        int | None, typer.Option(help="The highest number that `scale` accepts.")
-    ] = None,
+    max_workers: Annotated[int | None, typer.Option(help="The limit of `scale`.")] = None,
     standbys: Annotated[
         int, typer.Option(help="Additional connected workers, to replace one that fails.")
     ] = 0,
@@ -44,9 +43,7 @@ def run(
         int,
         typer.Option(help="Waiting processes with the heavy imports done, for the next workers."),
     ] = 1,
-    module: Annotated[
-        bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")
-    ] = False,
+    module: AsModule = False,
     run_dir: Annotated[
         Path | None,
         typer.Option(help="The run's folder; name that of an interrupted run to continue it."),
@@ -54,10 +51,7 @@ def run(
     max_restarts: Annotated[int, typer.Option(help="How many failed workers are replaced…")] = 10,
     restart_window: Annotated[float, typer.Option(help="…within this many seconds.")] = 3600.0,
     hang_timeout: Annotated[
-        float,
-        typer.Option(
-            help="Seconds without progress after which hung workers are replaced; 0: never."
-        ),
+        float, typer.Option(help="Seconds without progress that count as a hang; 0: never.")
     ] = 300.0,
     join_timeout: Annotated[
         float, typer.Option(help="Seconds within which a worker must join; 0: no limit.")
@@ -80,13 +74,9 @@ def run(
     max_failures: Annotated[
         int, typer.Option(help="How many failures in a row, without a step between, end the run.")
     ] = 3,
-    host: Annotated[
-        str, typer.Option(help="The address at which the coordinator listens.")
-    ] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Where the coordinator listens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The coordinator's port; 0 picks a free one.")] = 0,
-    plain: Annotated[
-        bool, typer.Option("--plain", help="Print plain lines on a terminal, too.")
-    ] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines, no live view.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
 ) -> None:
     """Train SCRIPT; the script's own options come after its name.
@@ -163,8 +153,8 @@ def default_run_dir(script: str) -> Path:
 def show_outcome(outcome: Outcome, folder: Path, seconds: float, *, as_json: bool) -> None:
     """Print the outcome; after a failure, also the worker's traceback."""
     if as_json:
-        told = {"event": "outcome", **dataclasses.asdict(outcome), "run_dir": str(folder)}
-        typer.echo(json.dumps({**told, "seconds": round(seconds, 3)}))
+        facts = {"event": "outcome", **dataclasses.asdict(outcome), "run_dir": str(folder)}
+        typer.echo(json.dumps({**facts, "seconds": round(seconds, 3)}))
     if outcome.code == 0:
         if not as_json:
             typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); logs in {folder}")

@@ -24,9 +24,9 @@ from tensorforge.cli._cluster import (
     find_token,
     locate,
 )
-from tensorforge.cli.run import script_arguments
+from tensorforge.cli.run import AsModule, ScriptArguments, script_arguments
 from tensorforge.errors import ConflictError, PermissionDeniedError
-from tensorforge.launch.launch_settings import require_script
+from tensorforge.launch.launch_settings import bootstrap_command, require_script
 
 app = typer.Typer(help="Join a run from any machine.")
 
@@ -34,20 +34,16 @@ app = typer.Typer(help="Join a run from any machine.")
 @app.command(context_settings={"allow_interspersed_args": False})
 def worker(
     script: Annotated[str, typer.Argument(help="The script that the other workers run.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="Passed to the script unchanged.")
-    ] = None,
+    arguments: ScriptArguments = None,
     coordinator: Address = None,
     name: Annotated[
         str | None, typer.Option("--id", help="The worker's name; by default host name and pid.")
     ] = None,
-    module: Annotated[
-        bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")
-    ] = False,
+    module: AsModule = False,
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="The run's folder, if this machine can reach it: to find the run and write logs."
+            help="The run's folder, if this machine has it: to find the run and for logs."
         ),
     ] = None,
     token: Token = None,
@@ -88,6 +84,6 @@ def worker(
     joined = {"worker": chosen, "coordinator": coordinator, "pid": os.getpid()}
     typer.echo(json.dumps(joined) if json_output else f"{chosen} joins {coordinator}")
     sys.stdout.flush()
-    flag = ["-m"] if module else []
-    command = [sys.executable, "-m", "tensorforge.launch.processes.bootstrap", *flag, script]
-    os.execve(sys.executable, [*command, *script_arguments(arguments)], os.environ | variables)  # noqa: S606
+    words = script_arguments(arguments)
+    command = bootstrap_command(sys.executable, script, words, as_module=module)
+    os.execve(sys.executable, command, os.environ | variables)  # noqa: S606

@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TypeGuard
 
 from tensorforge.encoding import Json
+from tensorforge.validation import is_number, is_whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class CommittedStep:
         Metrics that are not numbers are left out. Other fields of a wrong type get their default.
         """
         step, metrics = line.get("step"), line.get("metrics")
-        if not _is_integer(step):
+        if not is_whole_number(step):
             return None
         found = metrics if isinstance(metrics, dict) else {}
         return cls(
@@ -50,23 +50,15 @@ class CommittedStep:
             generation=_integer(line.get("generation")),
             samples=_integer(line.get("samples")),
             learning_rate=_number(line.get("learning_rate")),
-            metrics={name: _number(value) for name, value in found.items() if _is_number(value)},
+            metrics={name: _number(value) for name, value in found.items() if is_number(value)},
         )
 
 
-def _is_integer(value: Json) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_number(value: Json) -> TypeGuard[int | float]:
-    return _is_integer(value) or isinstance(value, float)
-
-
 def _integer(value: Json) -> int:
-    return value if _is_integer(value) else 0
+    return value if is_whole_number(value) else 0
 
 
 def _number(value: Json) -> float:
     """Every NaN becomes the same object, so that two equal steps compare equal."""
-    is_known = _is_number(value) and not math.isnan(value)
+    is_known = is_number(value) and not math.isnan(value)
     return float(value) if is_known else math.nan

@@ -21,9 +21,9 @@ from tensorforge.cluster.elastic_config import (
 from tensorforge.cluster.global_state import GlobalTrainingState
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.cluster.topology_holder import TopologyHolder
 from tensorforge.cluster.workers import WORKER_LIFECYCLE, WorkerId, WorkerMetadata, WorkerStatus
 from tensorforge.elastic.learning_rate import adapt_learning_rate
+from tensorforge.elastic.topology_holder import TopologyHolder
 
 if TYPE_CHECKING:
     from tensorforge.elastic.client import CoordinatorClient

@@ -11,9 +11,9 @@ import msgspec
 from tensorforge.elastic.protocol import commands
 from tensorforge.elastic.protocol.access import TlsOptions, call_metadata, open_channel
 from tensorforge.elastic.protocol.cluster_view import ClusterView
+from tensorforge.elastic.protocol.messages import decode
 from tensorforge.elastic.protocol.reasons import Requester
 from tensorforge.elastic.protocol.status_codes import translate
-from tensorforge.errors import EncodingError
 
 
 class CoordinatorClient:
@@ -102,7 +102,4 @@ _decoder: msgspec.json.Decoder[ClusterView] = msgspec.json.Decoder(ClusterView)
 
 
 def _view(data: bytes) -> ClusterView:
-    try:
-        return _decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise EncodingError(f"not a view of a cluster: {error}") from error
+    return decode(_decoder, data, "a view of a cluster")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -63,16 +63,8 @@ class LaunchSettings:
 
     def worker_command(self, python: str) -> list[str]:
         """The command line of a worker's process."""
-        flag = ["-m"] if self.as_module else []
         script = self.script if self.as_module else str(Path(self.script).absolute())
-        return [
-            python,
-            "-m",
-            "tensorforge.launch.processes.bootstrap",
-            *flag,
-            script,
-            *self.arguments,
-        ]
+        return bootstrap_command(python, script, self.arguments, as_module=self.as_module)
 
     def preloads(self) -> tuple[str, ...]:
         """The modules that a spare imports; if there are none, no spare is started."""
@@ -92,6 +84,14 @@ class LaunchSettings:
             **self.environment,
             **worker_environment(worker, coordinator, self.run_dir, self.config, token),
         }
+
+
+def bootstrap_command(
+    python: str, script: str, arguments: Sequence[str], *, as_module: bool
+) -> list[str]:
+    """The command line of a process that runs the script in the bootstrap."""
+    flag = ["-m"] if as_module else []
+    return [python, "-m", "tensorforge.launch.processes.bootstrap", *flag, script, *arguments]
 
 
 def require_script(script: str) -> None:

@@ -1,4 +1,4 @@
-"""Tools for tests, the project's and its users'; no other package imports them.
+"""Tools for tests of the project and of its users; no other package imports them.
 
 `simulated_cluster` drives the coordinator's state machine without processes. `process_cluster` starts a real
 coordinator and workers without tensors (`minimal_worker`); `training_cluster` starts workers that train, and

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -51,10 +50,7 @@ class WorkerProcess:
 
     def end(self) -> None:
         """Kill the process if it runs, and wait for its exit."""
-        if self.process.poll() is None:
-            self.process.kill()
-            self.process.send_signal(signal.SIGCONT)
-        self.process.wait()
+        _end(self.process)
 
 
 @dataclass
@@ -98,10 +94,7 @@ class ProcessCluster:
     def kill_coordinator(self) -> int:
         """Send SIGKILL to the coordinator; return its port."""
         assert self.coordinator is not None  # noqa: S101  the test must have started it
-        self.coordinator.kill()
-        self.coordinator.wait()
-        assert self.coordinator.stdout is not None  # noqa: S101  a pipe was asked for
-        self.coordinator.stdout.close()
+        _end(self.coordinator)
         self._drop_client()
         return int(self.address.rpartition(":")[2])
 
@@ -171,13 +164,8 @@ class ProcessCluster:
         self._drop_client()
         for worker in self.workers.values():
             worker.end()
-        if self.coordinator is not None and self.coordinator.poll() is None:
-            self.coordinator.kill()
-            self.coordinator.send_signal(signal.SIGCONT)
         if self.coordinator is not None:
-            self.coordinator.wait()
-            if self.coordinator.stdout is not None:
-                self.coordinator.stdout.close()
+            _end(self.coordinator)
 
     def __enter__(self) -> Self:
         return self
@@ -202,3 +190,10 @@ class ProcessCluster:
     @staticmethod
     def _environment() -> dict[str, str]:
         return {**os.environ, "PYTHONUNBUFFERED": "1", "GRPC_VERBOSITY": "NONE"}
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.kill()
+    process.wait()
+    if process.stdout is not None:
+        process.stdout.close()

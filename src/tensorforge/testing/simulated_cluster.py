@@ -1,6 +1,6 @@
 """A cluster without processes: the coordinator's state machine, a manual clock and puppets as workers.
 
-Tests say what happens (`join`, `answer_all`, `crash`, `pass_time`) and check what the machine decides. All
+Tests say what happens (`join`, `answer_all`, `disconnect`, `pass_time`) and check what the machine decides. All
 journal entries of the machine are kept, so that `restart` can replay them into a new machine.
 """
 
@@ -183,11 +183,7 @@ class SimulatedCluster:
         puppet.step = step
         self.say(puppet, messages.Progress, epoch=0, step=step, learning_rate=0.1)
 
-    def crash(self, puppet: Puppet, reason: str = "its stream broke") -> None:
-        """End the process, which breaks its stream."""
-        self.cut(puppet, reason)
-
-    def cut(self, puppet: Puppet, reason: str = "its stream broke") -> None:
+    def disconnect(self, puppet: Puppet, reason: str = "its stream broke") -> None:
         """Break the stream; the machine cannot see whether the process has ended or still trains."""
         self._by_connection.pop(puppet.connection, None)
         puppet.is_connected = False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -50,13 +49,6 @@ class Storm:
 
     def run(self, storm: list[Disturbance], timeout: float = 60.0) -> None:
         """Carry out each disturbance after its step, then undo them and wait for the end of the run."""
-        actions: dict[str, Callable[[int], None]] = {
-            "kill": self._kill,
-            "freeze": self._freeze,
-            "leave": self._leave,
-            "join": lambda _choice: self._join(),
-            "coordinator": lambda _choice: self._kill_coordinator(),
-        }
         for disturbance in storm:
             if self._is_coordinator_down:  # the next step may wait for a rescale
                 self._cluster.wait_for_step(
@@ -65,7 +57,12 @@ class Storm:
                 self._undo()
             self._cluster.wait_for_step(disturbance.after_step, timeout)
             self._undo()
-            actions[disturbance.kind](disturbance.choice)
+            if disturbance.kind == "join":
+                self._join()
+            elif disturbance.kind == "coordinator":
+                self._kill_coordinator()
+            else:
+                self._hit(disturbance.kind, disturbance.choice)
         if self._is_coordinator_down:
             self._cluster.wait_for_step(1 << 60, _COORDINATOR_DOWN_SECONDS, strict=False)
         self._undo()
@@ -89,25 +86,19 @@ class Storm:
         able = sorted(active & self._cluster.living() - self._leaving)
         return able if len(able) > 1 else []
 
-    def _pick(self, choice: int) -> str | None:
+    def _hit(self, kind: str, choice: int) -> None:
         victims = self._victims()
-        return victims[choice % len(victims)] if victims else None
-
-    def _kill(self, choice: int) -> None:
-        if (name := self._pick(choice)) is not None:
+        if not victims:
+            return
+        name = victims[choice % len(victims)]
+        if kind == "kill":
             self._cluster.kill(name)
-            self._note(f"kill {name}")
-
-    def _freeze(self, choice: int) -> None:
-        if (name := self._pick(choice)) is not None:
+        elif kind == "freeze":
             self._cluster.freeze(name)
-            self._note(f"freeze {name}")
-
-    def _leave(self, choice: int) -> None:
-        if (name := self._pick(choice)) is not None:
+        else:
             self._leaving.add(name)
             self._cluster.ask_to_leave(name)
-            self._note(f"leave {name}")
+        self._note(f"{kind} {name}")
 
     def _join(self) -> None:
         if len(self._cluster.living()) < self._most_workers:

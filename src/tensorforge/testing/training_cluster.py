@@ -95,16 +95,18 @@ class TrainingCluster:
         self.folder.mkdir(parents=True, exist_ok=True)
         if self._token_file is not None:
             self.token = load_or_issue(TokenStore(), self._token_file, "job", ROLES)
+        host, _, port = self.address.rpartition(":")
         settings = {
             "config": self.config,
-            "address": self.address,
+            "host": host,
+            "port": int(port),
             "database": str(self.folder / "meta.db"),
             "desired_workers": self._desired_workers,
             "lease_seconds": self._lease_seconds,
-            "token_file": self._token_file,
         }
+        log = str(self.folder / "coordinator.log")
         self._coordinator = self._context.Process(
-            target=_run_coordinator, args=(settings, str(self.folder / "coordinator.log"))
+            target=_run_coordinator, args=(settings, self._token_file, log)
         )
         self._coordinator.start()
 
@@ -217,31 +219,22 @@ def _happens(condition: Callable[[], bool], timeout: float) -> bool:
     return is_there
 
 
-def _run_coordinator(settings: dict[str, Any], log: str) -> None:
+def _run_coordinator(settings: dict[str, Any], token_file: Path | None, log: str) -> None:
     from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
 
     with _logged(log):
-        host, _, port = settings["address"].rpartition(":")
-        tokens = None
-        if settings["token_file"] is not None:
-            tokens = TokenStore()
-            load_or_issue(tokens, settings["token_file"], "job", ROLES)
+        tokens = None if token_file is None else TokenStore()
+        if tokens is not None and token_file is not None:
+            load_or_issue(tokens, token_file, "job", ROLES)
         coordinator = ElasticCoordinator(
-            settings["config"],
-            host=host,
-            port=int(port),
-            database=settings["database"],
-            desired_workers=settings["desired_workers"],
-            lease_seconds=settings["lease_seconds"],
+            **settings,
             tokens=tokens,
             lease_wait=30.0,
             on_note=lambda note: print(time.time(), note, flush=True),  # noqa: T201
         )
         with coordinator:
             coordinator.wait_until_ended()
-            time.sleep(
-                60
-            )  # late workers learn that the run has ended, until the test kills this process
+            time.sleep(60)  # late workers learn of the end, until the test kills this process
 
 
 def _run_worker(

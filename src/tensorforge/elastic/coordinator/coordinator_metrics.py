@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -90,5 +89,4 @@ class MetricsServer:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.join()

@@ -6,8 +6,8 @@ write nothing more, and it announces nothing that is not written.
 
 From time to time a snapshot replaces all entries before it, so that the journal does not grow for ever.
 
-A lease lasts `lease_seconds` from its last renewal. A successor waits that long, unless it can see that
-the holder has ended (`ProcessIdentity.has_ended`).
+A lease lasts `lease_seconds` from its last renewal. The next coordinator waits that long, unless it can see
+that the holder has ended (`ProcessIdentity.has_ended`).
 """
 
 from __future__ import annotations
@@ -75,8 +75,8 @@ class Journal:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
-        self._run_id = run_id
-        self._lease_seconds = lease_seconds
+        self.run_id = run_id
+        self.lease_seconds = lease_seconds
         self._holder = holder or ProcessIdentity.current()
         self._clock = clock
         self._token: int | None = None
@@ -85,16 +85,6 @@ class Journal:
         self._entries_since_snapshot = 0
         self._bytes_since_snapshot = 0
         database.create(SCHEMA)
-
-    @property
-    def run_id(self) -> str:
-        """The run that this journal belongs to."""
-        return self._run_id
-
-    @property
-    def lease_seconds(self) -> float:
-        """How long the lease lasts without a renewal."""
-        return self._lease_seconds
 
     def open(self) -> DurableState:
         """Take the lease and return the state that the journal adds up to.
@@ -109,17 +99,17 @@ class Journal:
                 has_ended = holder is not None and holder.has_ended()
                 if lease.token != self._token and not has_ended:
                     raise ConflictError(
-                        f"run {self._run_id!r} is led by {holder or lease.holder}; its "
+                        f"run {self.run_id!r} is led by {holder or lease.holder}; its "
                         f"lease ends in {lease.expires_at - now:.1f} s unless it is renewed"
                     )
             self._token = 1 if lease is None else lease.token + 1
             values = {
                 "token": self._token,
                 "holder": self._holder.to_text(),
-                "expires_at": now + self._lease_seconds,
+                "expires_at": now + self.lease_seconds,
             }
             if lease is None:
-                connection.execute(LEASES.insert().values(run_id=self._run_id, **values))
+                connection.execute(LEASES.insert().values(run_id=self.run_id, **values))
             else:
                 connection.execute(self._update_lease(lease.token, values))
             rows = self._rows(connection)
@@ -162,7 +152,7 @@ class Journal:
         with self._database.write() as connection:
             self._require_lease(connection)
             self._insert(connection, [line])
-            mine = ENTRIES.c.run_id == self._run_id
+            mine = ENTRIES.c.run_id == self.run_id
             connection.execute(
                 ENTRIES.delete().where(mine & (ENTRIES.c.sequence <= self._sequence))
             )
@@ -175,7 +165,7 @@ class Journal:
             ENTRIES.insert(),
             [
                 {
-                    "run_id": self._run_id,
+                    "run_id": self.run_id,
                     "sequence": self._sequence + offset,
                     "written_at": now,
                     "lease_token": self._token,
@@ -189,7 +179,7 @@ class Journal:
         """Extend the lease; if another coordinator has it now: `StaleGenerationError`."""
         with self._database.write() as connection:
             self._require_lease(connection)
-            expires_at = self._now(connection) + self._lease_seconds
+            expires_at = self._now(connection) + self.lease_seconds
             connection.execute(self._update_lease(self._token, {"expires_at": expires_at}))
 
     def release(self) -> None:
@@ -207,7 +197,7 @@ class Journal:
 
     def _rows(self, connection: sa.Connection) -> Sequence[Any]:
         query = sa.select(ENTRIES.c.sequence, ENTRIES.c.entry)
-        mine = query.where(ENTRIES.c.run_id == self._run_id)
+        mine = query.where(ENTRIES.c.run_id == self.run_id)
         return connection.execute(mine.order_by(ENTRIES.c.sequence)).all()
 
     def _require_lease(self, connection: sa.Connection) -> None:
@@ -217,17 +207,17 @@ class Journal:
             if lease is not None:
                 holder = ProcessIdentity.from_text(lease.holder) or lease.holder
             raise StaleGenerationError(
-                f"this coordinator does not lead run {self._run_id!r} any more; {holder} does"
+                f"this coordinator does not lead run {self.run_id!r} any more; {holder} does"
             )
 
     def _lease(self, connection: sa.Connection) -> Any:
         query = sa.select(LEASES.c.token, LEASES.c.holder, LEASES.c.expires_at)
         return connection.execute(
-            query.where(LEASES.c.run_id == self._run_id).with_for_update()
+            query.where(LEASES.c.run_id == self.run_id).with_for_update()
         ).one_or_none()
 
     def _update_lease(self, token: int | None, values: dict[str, object]) -> sa.Update:
-        mine = (LEASES.c.run_id == self._run_id) & (LEASES.c.token == token)
+        mine = (LEASES.c.run_id == self.run_id) & (LEASES.c.token == token)
         return LEASES.update().where(mine).values(**values)
 
     def _now(self, connection: sa.Connection) -> float:

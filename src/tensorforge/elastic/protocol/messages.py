@@ -312,19 +312,20 @@ def to_bytes(message: Any) -> bytes:
 
 def from_worker(data: bytes) -> FromWorker:
     """Decode a worker's message; anything else is an `EncodingError` that names the place."""
-    return _decode(_from_worker, data, "a worker")
+    return decode(_from_worker, data, "a message of a worker")
 
 
 def from_coordinator(data: bytes) -> FromCoordinator:
     """Decode a message of the coordinator; anything else is an `EncodingError`."""
-    return _decode(_from_coordinator, data, "a coordinator")
+    return decode(_from_coordinator, data, "a message of a coordinator")
 
 
-def _decode(decoder: msgspec.json.Decoder[Decoded], data: bytes, sender: str) -> Decoded:
+def decode(decoder: msgspec.json.Decoder[Decoded], data: bytes, what: str) -> Decoded:
+    """Decode JSON; `what` it should be is named by the `EncodingError` for anything else."""
     try:
         return decoder.decode(data)
     except msgspec.DecodeError as error:
-        raise EncodingError(f"not a message of {sender}: {error}") from error
+        raise EncodingError(f"not {what}: {error}") from error
 
 
 def change_between(old: tuple[WorkerId, ...], new: tuple[WorkerId, ...]) -> Change | None:

@@ -15,7 +15,7 @@ import logging
 import queue
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -137,7 +137,7 @@ class Connection:
             return False, error
         try:
             method = channel.stream_stream(f"/{commands.SERVICE}/Join")
-            call = method(_until_none(outbox), metadata=self._metadata)
+            call = method(iter(outbox.get, None), metadata=self._metadata)
             with self._lock:
                 self._call, self._outbox = call, outbox
             if self._stopping.is_set():
@@ -165,11 +165,6 @@ class Connection:
                 return
             for message in self._beat():
                 self.send(message)
-
-
-def _until_none(outbox: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
-    while (data := outbox.get()) is not None:
-        yield data
 
 
 def _channel_options(timeouts: Timeouts) -> list[tuple[str, int]]:

@@ -75,12 +75,8 @@ class WorkerState:
     @property
     def is_over(self) -> bool:
         """Whether the coordinator will send nothing more."""
-        return bool(
-            self.ended is not None
-            or self.released is not None
-            or self.problem is not None
-            or self.is_closed
-        )
+        reasons = (self.ended, self.released, self.problem)
+        return self.is_closed or any(reason is not None for reason in reasons)
 
     def raise_if_over(self) -> None:
         """Raise the reason why the coordinator will send nothing more, if that is so."""

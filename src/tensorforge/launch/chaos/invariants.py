@@ -39,7 +39,7 @@ def steps_are_committed_once(lines: Iterable[Line]) -> Verdict:
     """No worker commits a step twice or goes back, all workers commit the same step, and no step is missing."""
     name = "every step is committed exactly once"
     last: dict[str, int] = {}
-    facts: dict[int, tuple[int, int, Mapping[str, float]]] = {}
+    results: dict[int, tuple[int, int, Mapping[str, float]]] = {}
     reached = -1
     for line in lines:
         if line["kind"] == "formed":
@@ -51,18 +51,18 @@ def steps_are_committed_once(lines: Iterable[Line]) -> Verdict:
         if step <= last.get(worker, -1):
             return Verdict(name, False, f"{worker} committed step {step} after {last[worker]}")
         last[worker] = step
-        told = (committed.epoch, committed.samples, committed.metrics)
-        if facts.setdefault(step, told) != told:
+        result = (committed.epoch, committed.samples, committed.metrics)
+        if results.setdefault(step, result) != result:
             return Verdict(name, False, f"{worker} committed another step {step} than the others")
-    missing = [step for step in range(max(facts, default=-1)) if step not in facts]
+    missing = [step for step in range(max(results, default=-1)) if step not in results]
     # A worker that rolled forward, or that was killed, has not written a line for its last step.
     lost = [step for step in missing if step > reached]
     if lost:
-        return Verdict(name, False, f"nobody committed the steps {lost[:5]}")
+        return Verdict(name, False, f"no worker committed the steps {lost[:5]}")
     return Verdict(
         name,
-        bool(facts),
-        f"{counted(len(facts), 'step')}, {counted(len(last), 'worker')}, none twice",
+        bool(results),
+        f"{counted(len(results), 'step')}, {counted(len(last), 'worker')}, none twice",
     )
 
 
@@ -104,8 +104,8 @@ def run_goes_on(ended: str | None, reason: str, recovered: bool, remark: str = "
     name = "the run survived"
     if ended is not None:
         return Verdict(name, ended == "completed", f"{ended}: {reason}")
-    told = "steps are committed again" if recovered else "no step was committed after the storm"
-    return Verdict(name, recovered, told + remark)
+    detail = "steps are committed again" if recovered else "no step was committed after the storm"
+    return Verdict(name, recovered, detail + remark)
 
 
 def _step_number(value: Json) -> int:

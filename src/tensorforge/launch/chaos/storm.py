@@ -107,7 +107,7 @@ class Candidates:
 
 @dataclass(frozen=True, slots=True)
 class Victim:
-    """Whom a strike hits, or why it hits nobody. For a JOIN, `name` is the new target."""
+    """The victim of a strike, or the reason why there is none. For a JOIN, `name` is the new target."""
 
     name: str | None
     refusal: str | None = None

@@ -152,8 +152,10 @@ class JsonDisplay:
 
     def say(self, notice: Say) -> None:
         """Show a notice of the supervisor."""
-        told: dict[str, Json] = {"event": "notice", "level": notice.level.value}
-        self._write({**told, "text": notice.text, "worker": notice.worker, "detail": notice.detail})
+        facts: dict[str, Json] = {"event": "notice", "level": notice.level.value}
+        self._write(
+            {**facts, "text": notice.text, "worker": notice.worker, "detail": notice.detail}
+        )
 
     def event(self, event: Event, view: RunView, now: float) -> None:  # noqa: ARG002  one protocol for all
         """Write every event except `Tick`."""

@@ -1,4 +1,4 @@
-"""Drawing the view of a run: for a terminal as a whole, and as single lines for other output."""
+"""Drawing the view of a run: all of it for a terminal, single lines for other output."""
 
 from __future__ import annotations
 

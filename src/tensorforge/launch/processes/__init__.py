@@ -1,2 +1,1 @@
-"""The launcher's child processes: how they start, what runs inside them, how their output is read and their end
-is ensured."""
+"""The launcher's child processes: how they start, run, write output and end."""

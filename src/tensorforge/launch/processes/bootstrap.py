@@ -2,7 +2,7 @@
 
 The bootstrap has the kernel kill the process when its launcher dies, makes it dump its stack on SIGUSR1,
 runs the user's script as `__main__`, and reports to the launcher what the script raised. It imports neither
-torch nor numpy, except in a spare, which imports the modules that it was told and waits for activation.
+torch nor numpy, except in a spare, which imports the given modules and waits for activation.
 """
 
 from __future__ import annotations
@@ -190,22 +190,22 @@ def _report_failure(error: BaseException, reporter: Reporter) -> None:
 
 
 def _describe(error: BaseException, message: str) -> dict[str, str]:
-    told = traceback.TracebackException.from_exception(error)
-    _drop_bootstrap_frames(told)
+    exception = traceback.TracebackException.from_exception(error)
+    _drop_bootstrap_frames(exception)
     return {
         "exception": type(error).__qualname__,
         "message": message,
-        "where": _where(error, told.stack),
-        "traceback": "".join(told.format()),
+        "where": _where(error, exception.stack),
+        "traceback": "".join(exception.format()),
     }
 
 
-def _drop_bootstrap_frames(told: traceback.TracebackException) -> None:
-    frames = list(told.stack)
+def _drop_bootstrap_frames(exception: traceback.TracebackException) -> None:
+    frames = list(exception.stack)
     ours = {__file__, runpy.__file__, "<frozen runpy>"}
     while frames and frames[0].filename in ours:
         frames.pop(0)
-    told.stack = traceback.StackSummary.from_list(frames)
+    exception.stack = traceback.StackSummary.from_list(frames)
 
 
 def _where(error: BaseException, stack: traceback.StackSummary) -> str:

@@ -45,7 +45,7 @@ class WorkerReleased:
     """The coordinator released the worker, which leaves gracefully.
 
     `surplus`: the target already counts this departure. The worker leaves because the target was lowered, or
-    somebody set the target after the worker was asked to leave.
+    an operator set the target after the worker was asked to leave.
     """
 
     worker: str

@@ -87,12 +87,12 @@ class Shutdown:
             for worker in self._staffing.workers.values():
                 done += worker.kill()
             return done
-        told = (
+        text = (
             f"stopping: workers finish their step and leave, at most {self._policy.stop_timeout:g} s; "
             "interrupt again to stop at once"
         )
         outcome = self._outcome or Outcome(128 + signal, "interrupted before it finished")
-        return [Say(told, Level.WARNING), *self.stop(outcome, now)]
+        return [Say(text, Level.WARNING), *self.stop(outcome, now)]
 
     def finished(self, reason: str, now: float) -> None:
         """The coordinator reports that training is complete."""
@@ -118,20 +118,20 @@ class Shutdown:
 
     def worker_exited(self, worker: TrackedWorker, event: WorkerExited) -> list[Instruction]:
         """Show how an expected exit went, and note it as a possible cause of the run's end."""
-        failure, told, detail = event.failure, describe_exit(event.code), ""
+        failure, text, detail = event.failure, describe_exit(event.code), ""
         has_no_final_line = not self._departures.has_concluded(worker.name)
         if worker.is_killed or event.code == -SIGTERM:
-            told = worker.failure_cause or "was stopped"
+            text = worker.failure_cause or "was stopped"
         elif failure is not None and not failure.is_run_ended:
-            told = failure.summary
+            text = failure.summary
             if not self._failures.is_shown_at_end(failure, self._outcome):
                 detail = self._failures.traceback_once(failure)
         elif event.code == 0 and self._is_aborted and has_no_final_line:
-            told = UNASKED
-            self._failures.add_death(f"{worker.name} {told}")
+            text = UNASKED
+            self._failures.add_death(f"{worker.name} {text}")
         elif event.code < 0:
-            self._failures.add_death(f"{worker.name} {told}")
-        return [Say(f"{worker.name} {told}", Level.INFO, worker.name, detail)]
+            self._failures.add_death(f"{worker.name} {text}")
+        return [Say(f"{worker.name} {text}", Level.INFO, worker.name, detail)]
 
     def end(self, now: float) -> list[Instruction]:
         """End the launcher once all workers have exited and the outcome needs no more confirmation."""
@@ -147,7 +147,7 @@ class Shutdown:
         return [StopCoordinator(), End(self._outcome)]
 
     def _takes_coordinators_word(self) -> bool:
-        """Whether the coordinator decides the outcome: the run goes on, or only a worker reported its end."""
+        """Whether the coordinator decides the outcome: so far only a worker reported the end, or nobody did."""
         was_unconfirmed, self._unconfirmed_until = self._unconfirmed_until is not None, None
         return was_unconfirmed or self.phase is Phase.RUNNING
 

@@ -123,13 +123,13 @@ class Staffing:
         enough = self._surplus() + len(self._restarts_at) >= 0
         return self._departed(name, f"{name} left", counted_in_target=enough)
 
-    def _departed(self, name: str, told: str, *, counted_in_target: bool) -> list[Instruction]:
+    def _departed(self, name: str, text: str, *, counted_in_target: bool) -> list[Instruction]:
         """Lower the target by one, unless it already counts this departure or the worker was a standby."""
         if counted_in_target or (self._policy.standbys and name not in self._members):
-            return [Say(told, Level.INFO, name)]
+            return [Say(text, Level.INFO, name)]
         self.target = self._within_limits(self.target - 1)
-        told += f"; {counted(self.target, 'worker')} wanted now"
-        return [*self._request_target(), Say(told, Level.INFO, name)]
+        text += f"; {counted(self.target, 'worker')} wanted now"
+        return [*self._request_target(), Say(text, Level.INFO, name)]
 
     def worker_failed(self, now: float) -> bool:
         """A worker failed; plan its replacement, or return False if the restart budget is spent."""

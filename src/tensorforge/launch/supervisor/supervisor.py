@@ -168,14 +168,14 @@ class Supervisor:
         what = f"the coordinator {describe_exit(event.code)}{said}"
         self._departures.coordinator_is(False, now)
         if not self._coordinator.has_served and event.reason:
-            told = f"the coordinator did not start: {event.reason}"
-            self._out += self._shutdown.stop(Outcome(1, told), now)
+            text = f"the coordinator did not start: {event.reason}"
+            self._out += self._shutdown.stop(Outcome(1, text), now)
             return
         if not self._coordinator.exited(now):
-            told = f"{what}; it keeps exiting"
-            self._out += self._shutdown.stop(Outcome(1, told), now, graceful=self._ever_joined)
+            text = f"{what}; it keeps exiting"
+            self._out += self._shutdown.stop(Outcome(1, text), now, graceful=self._ever_joined)
             return
-        self._say(f"{what}; it is started again on its journal, training goes on", Level.WARNING)
+        self._say(f"{what}; it is restarted on its journal, training continues", Level.WARNING)
 
     def _worker_exited(self, event: WorkerExited, now: float) -> None:
         worker = self._staffing.workers.pop(event.worker, None)
@@ -200,14 +200,14 @@ class Supervisor:
 
     def _training_resumed(self, event: TrainingResumed, now: float) -> None:
         self._hangs.progressed(now)
-        told = f"training goes on from the checkpoint of step {event.step}"
+        text = f"training continues from the checkpoint of step {event.step}"
         if event.step < 0:
-            told = "training starts from the beginning because there is no checkpoint"
+            text = "training starts from the beginning because there is no checkpoint"
         if event.before is None:
-            self._say(told, Level.INFO)
+            self._say(text, Level.INFO)
         else:
             lost = f"all workers with the state of step {event.before} are gone"
-            self._say(f"{lost}; {told}", Level.WARNING)
+            self._say(f"{lost}; {text}", Level.WARNING)
 
     def _generation_formed(self, event: GenerationFormed, now: float) -> None:
         self._ever_joined = True
@@ -221,31 +221,31 @@ class Supervisor:
             self._out += worker.stack_arrived(script_stack(text))
 
     def _failed(self, name: str, what: str, failure: UserFailure | None, now: float) -> None:
-        told = f"{name} {what if failure is None else failure.summary}"
+        text = f"{name} {what if failure is None else failure.summary}"
         if failure is None:
-            self._failures.add_death(told)
+            self._failures.add_death(text)
         elif failure.is_run_ended:
             self._shutdown.reported_by_worker(failure.message, now)
             return
         elif (recurs := self._failures.is_repeated(failure)) or not self._ever_joined:
             # The same exception twice is a bug, and so is one before any worker has joined.
-            outcome = Outcome(1, told + (", again" if recurs else ""), name, failure)
+            outcome = Outcome(1, text + (", again" if recurs else ""), name, failure)
             self._out += self._shutdown.stop(outcome, now, graceful=self._ever_joined)
             return
         budget = self._staffing.budget
         if self._staffing.worker_failed(now):
             left = f"{budget.left(now)} of {budget.limit} restarts left"
             detail = self._failures.traceback_once(failure)
-            self._say(f"{told}; it is replaced ({left})", Level.WARNING, name, detail)
+            self._say(f"{text}; it is replaced ({left})", Level.WARNING, name, detail)
             return
-        told += f"; the restart budget is spent ({budget.limit} in {budget.window:g} s)"
+        text += f"; the restart budget is spent ({budget.limit} in {budget.window:g} s)"
         if self._staffing.reachable < self._policy.min_workers:
             least = f"fewer than min_workers ({self._policy.min_workers}) are left"
-            self._out += self._shutdown.stop(Outcome(1, f"{told} and {least}", name, failure), now)
+            self._out += self._shutdown.stop(Outcome(1, f"{text} and {least}", name, failure), now)
         else:
             rest = f"going on with {self._staffing.reachable}"
             self._say(
-                f"{told}, {rest}", Level.WARNING, name, self._failures.traceback_once(failure)
+                f"{text}, {rest}", Level.WARNING, name, self._failures.traceback_once(failure)
             )
 
     def _check_deadlines(self, now: float) -> None:

@@ -60,7 +60,7 @@ class TrackedWorker:
             self._lost = (now, reason)
 
     def retire(self, now: float, *, tell: bool = True) -> list[Instruction]:
-        """Make the worker leave, and kill it after `stop_timeout`; `tell=False`: it was told already."""
+        """Make the worker leave, and kill it after `stop_timeout`; `tell=False`: it knows already."""
         if self.leaving:
             return []
         self.leaving = True
@@ -87,15 +87,15 @@ class TrackedWorker:
         if self.failure_cause is not None:
             return []
         self.failure_cause = cause
-        told = Say(f"{self.name} {cause}; it is killed", Level.WARNING, self.name, detail)
-        return [told, *self.kill()]
+        notice = Say(f"{self.name} {cause}; it is killed", Level.WARNING, self.name, detail)
+        return [notice, *self.kill()]
 
     def stack_arrived(self, text: str) -> list[Instruction]:
         """The stack dump has arrived; if the kill was waiting only for it, kill now."""
         if self.failure_cause is None or self._kill_at is None:
             return []
-        told = f"{self.name} {self.failure_cause}; it is killed"
-        return [Say(told, Level.WARNING, self.name, text), *self.kill()]
+        notice = f"{self.name} {self.failure_cause}; it is killed"
+        return [Say(notice, Level.WARNING, self.name, text), *self.kill()]
 
     def kill(self) -> list[Instruction]:
         """Kill the worker now."""
@@ -142,5 +142,5 @@ class TrackedWorker:
         return done
 
     def _kill_overdue(self) -> list[Instruction]:
-        told = Say(f"{self.name} did not exit in time and is killed", Level.WARNING, self.name)
-        return [*([told] if self.failure_cause is None else []), *self.kill()]
+        notice = Say(f"{self.name} did not exit in time and is killed", Level.WARNING, self.name)
+        return [*([notice] if self.failure_cause is None else []), *self.kill()]

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensorforge.errors import EncodingError, InvalidInputError, NotFoundError
+from tensorforge.validation import is_whole_number
 
 TYPE = "allocation-trace"
 VERSION = 1
@@ -156,7 +157,7 @@ def _decode(labels: list[str], rows: list[list[int]]) -> Iterator[Event]:
     microseconds = 0
     sizes: list[int] = []
     for row in rows:
-        if not all(type(number) is int and number >= 0 for number in row):
+        if not all(is_whole_number(number) and number >= 0 for number in row):
             raise EncodingError(f"event {row!r}: all numbers must be whole and not negative")
         microseconds += row[0]
         if len(row) == 3:

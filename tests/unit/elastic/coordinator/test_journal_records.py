@@ -103,7 +103,7 @@ def test_every_entry_is_read_as_it_was_written():
     for name in "abc":
         cluster.join(name)
     cluster.settle(step=0)
-    cluster.crash(cluster.puppets["c"])
+    cluster.disconnect(cluster.puppets["c"])
     cluster.settle(step=1)
     cluster.feed(commands.Scale(1, "x", requester=Requester.LAUNCHER))
     cluster.feed(commands.Stop("enough", "x"))

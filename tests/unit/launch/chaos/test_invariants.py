@@ -38,7 +38,7 @@ def test_steps_that_are_doubled_different_or_lost_are_found():
     assert "committed step 0 after 1" in check([*good, commit("b", 0)]).detail
     assert "another step 2" in check([*good, commit("a", 2), commit("b", 2, loss=2.0)]).detail
     assert "another step 2" in check([*good, commit("a", 2), commit("b", 2, samples=7)]).detail
-    assert "nobody committed the steps [2, 3]" in check([*good, commit("a", 4)]).detail
+    assert "no worker committed the steps [2, 3]" in check([*good, commit("a", 4)]).detail
     assert not check([]).holds
 
 

@@ -327,7 +327,7 @@ def test_a_run_that_goes_back_says_so_and_is_not_taken_for_a_hang():
     )
     assert driver.wait(59.0) == []
     driver.tell(TrainingResumed(99))
-    assert driver.said[-1] == "training goes on from the checkpoint of step 99"
+    assert driver.said[-1] == "training continues from the checkpoint of step 99"
 
 
 def test_a_coordinator_that_cannot_start_says_why():

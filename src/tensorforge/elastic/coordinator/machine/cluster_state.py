@@ -22,7 +22,6 @@ from tensorforge.elastic.coordinator.machine.rescale_policy import (
 from tensorforge.elastic.coordinator.machine.roster import Participant, Roster
 from tensorforge.elastic.protocol import messages
 from tensorforge.elastic.protocol.reasons import Departure, DepartureKind
-from tensorforge.elastic.protocol.rescale_record import RescaleRecord
 from tensorforge.elastic.protocol.timeouts import Timeouts
 
 
@@ -120,11 +119,6 @@ class ClusterState:
     def limit(self) -> int | None:
         """The most members that the next generation may have."""
         return worker_limit(self.config, self.desired_workers)
-
-    @property
-    def history(self) -> list[RescaleRecord]:
-        """The rescales, newest last."""
-        return self.rescale_log.history
 
     def utc(self, at: float) -> datetime:
         """The moment `at` as a UTC time."""

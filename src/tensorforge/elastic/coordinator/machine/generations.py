@@ -174,7 +174,7 @@ class Generations:
             knows = change is not None and participant.known_generation == old_generation
             (knowing if knows else others).append(participant.connection)
             participant.known_generation = state.generation
-        decision = state.history[-1]
+        decision = state.rescale_log.history[-1]
         whole = messages.Rescale(
             generation=state.generation,
             old_generation=old_generation,

@@ -23,18 +23,15 @@ class TopologyHolder:
 
     def replace(self, topology: ClusterTopology) -> None:
         """Adopt a later topology; an older or equal generation is a `StaleGenerationError`."""
-        with self._lock:
-            self._adopt(topology)
+        self.update(lambda _: topology)
 
     def update(self, change: Callable[[ClusterTopology], ClusterTopology]) -> ClusterTopology:
-        """Apply `change` to the current topology, without another update in between."""
+        """Adopt what `change` makes of the current topology, without another update in between."""
         with self._lock:
-            self._adopt(change(self._topology))
-            return self._topology
-
-    def _adopt(self, topology: ClusterTopology) -> None:
-        if topology.epoch <= self._topology.epoch:
-            raise StaleGenerationError(
-                f"generation {topology.epoch} does not follow {self._topology.epoch}"
-            )
-        self._topology = topology
+            current, new = self._topology, change(self._topology)
+            if new.epoch <= current.epoch:
+                raise StaleGenerationError(
+                    f"generation {new.epoch} does not follow {current.epoch}"
+                )
+            self._topology = new
+            return new
