@@ -4,7 +4,7 @@ import threading
 import pytest
 
 from tensorforge.checkpoint.parallel import (
-    BackgroundResult,
+    BackgroundWork,
     ByteCounter,
     CancelledError,
     Deadline,
@@ -80,23 +80,23 @@ def test_bytes_are_counted_up_to_the_total():
 
 def test_a_result_in_the_background_is_waited_for():
     release = threading.Event()
-    result = BackgroundResult("work", lambda: release.wait() and "done")
-    assert not result.is_done
+    work = BackgroundWork("work", lambda: release.wait() and "done")
+    assert not work.is_done
     with pytest.raises(TimeoutError, match="work is still running"):
-        result.get(timeout=0.01)
+        work.result(timeout=0.01)
     release.set()
-    assert result.get() == "done"
-    assert result.is_done
-    result.settle()
+    assert work.result() == "done"
+    assert work.is_done
+    work.settle()
 
 
-def test_an_error_in_the_background_is_raised_by_settle_unless_get_raised_it():
+def test_an_error_in_the_background_is_raised_by_settle_unless_result_raised_it():
     def fail():
         raise ValueError("no")
 
-    unseen, seen = BackgroundResult("work", fail), BackgroundResult("work", fail)
+    unseen, seen = BackgroundWork("work", fail), BackgroundWork("work", fail)
     with pytest.raises(ValueError, match="no"):
         unseen.settle()
     with pytest.raises(ValueError, match="no"):
-        seen.get()
+        seen.result()
     seen.settle()
