@@ -73,7 +73,7 @@ class Deletions:
         if self._remove_files is None:
             return 0
         finished = 0
-        for record in self._pending():
+        for record in self.pending():
             try:
                 self._remove_files(record)
             except TensorForgeError as error:
@@ -84,7 +84,8 @@ class Deletions:
             finished += 1
         return finished
 
-    def _pending(self) -> list[CheckpointRecord]:
+    def pending(self) -> list[CheckpointRecord]:
+        """The tombstones with files, in the order in which the files are removed."""
         query = sa.select(CHECKPOINTS).where(
             CHECKPOINTS.c.state == CheckpointState.DELETED.value,
             CHECKPOINTS.c.files_pending.is_(True),

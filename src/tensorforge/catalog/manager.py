@@ -38,6 +38,7 @@ from tensorforge.catalog.schema import (
     to_microseconds,
     to_row,
 )
+from tensorforge.checkpoint.format.manifest import SUFFIX
 from tensorforge.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -147,15 +148,22 @@ class CheckpointManager:
     def adopt(self, record: CheckpointRecord) -> CheckpointRecord:
         """Add a record as it is, with its id. A rebuild of the catalog from manifests uses this.
 
-        A tombstone with this id is replaced; any other record with this id is an `AlreadyExistsError`.
+        A tombstone without files and a corrupted record with this id are replaced; any other record with this
+        id is an `AlreadyExistsError`.
         """
         if record.state is CheckpointState.DELETED:
             raise InvalidInputError(f"{record.checkpoint_id!r}: a deleted record cannot be adopted")
         name = CHECKPOINTS.c.checkpoint_id == record.checkpoint_id
         with self._database.write() as connection:
             queries.lock_run(connection, record.training_run_id)
-            deleted = CHECKPOINTS.c.state == CheckpointState.DELETED.value
-            connection.execute(CHECKPOINTS.delete().where(name, deleted))
+            is_replaced = sa.or_(
+                sa.and_(
+                    CHECKPOINTS.c.state == CheckpointState.DELETED.value,
+                    CHECKPOINTS.c.files_pending.is_(False),
+                ),
+                CHECKPOINTS.c.state == CheckpointState.CORRUPTED.value,
+            )
+            connection.execute(CHECKPOINTS.delete().where(name, is_replaced))
             if connection.scalar(sa.select(CHECKPOINTS.c.checkpoint_id).where(name)) is not None:
                 raise AlreadyExistsError(
                     f"the catalog has checkpoint {record.checkpoint_id!r} already"
@@ -171,7 +179,10 @@ class CheckpointManager:
         *,
         verified_at: datetime | None = None,
     ) -> CheckpointRecord:
-        """Record that the checkpoint is committed. `storage_path` is its prefix or the key of its manifest."""
+        """Record that the checkpoint is committed. `storage_path` is its prefix.
+
+        The key of its manifest is accepted too; the record has the prefix.
+        """
         if size_bytes < 0 or not storage_path:
             raise InvalidInputError(
                 f"size_bytes = {size_bytes}, storage_path = {storage_path!r}: "
@@ -180,7 +191,7 @@ class CheckpointManager:
         verified = None if verified_at is None else to_microseconds(verified_at)
         values = {
             "size_bytes": size_bytes,
-            "storage_path": storage_path,
+            "storage_path": storage_path.removesuffix(SUFFIX),
             "verified_at": verified,
             "note": "",
         }
@@ -391,6 +402,10 @@ class CheckpointManager:
         One that fails is tried again by the next call.
         """
         return self._deletions.remove_files()
+
+    def with_files_left(self) -> tuple[CheckpointRecord, ...]:
+        """The deleted checkpoints whose files could not be removed yet."""
+        return tuple(self._deletions.pending())
 
     def close(self) -> None:
         """Close the database if the manager opened it; closing twice is fine."""
