@@ -363,7 +363,7 @@ class CheckpointManager:
             deleted = [*reversed(children), record]
             for each in deleted:
                 self._deletions.mark(connection, each, reason)
-        self.remove_deleted_files()
+        self.remove_deleted_files(record.training_run_id)
         return tuple(each.checkpoint_id for each in deleted)
 
     def retention(
@@ -392,20 +392,21 @@ class CheckpointManager:
                 decisions = [d for d in self._decide(connection, runs, moment) if not d.keep]
                 self._deletions.mark_all(connection, decisions, moment)
             deleted.extend(decision.checkpoint_id for decision in decisions)
-        self.remove_deleted_files()
+        self.remove_deleted_files(training_run_id)
         self._deletions.drop_old(moment)
         return tuple(deleted)
 
-    def remove_deleted_files(self) -> int:
+    def remove_deleted_files(self, training_run_id: str | None = None) -> int:
         """Run the second phase of deletion for every tombstone that has files, and return how many succeeded.
 
-        One that fails is tried again by the next call.
+        One that fails is tried again by the next call. With `training_run_id` only those of this run: runs that
+        share a catalog may have different stores.
         """
-        return self._deletions.remove_files()
+        return self._deletions.remove_files(training_run_id)
 
-    def with_files_left(self) -> tuple[CheckpointRecord, ...]:
-        """The deleted checkpoints whose files could not be removed yet."""
-        return tuple(self._deletions.pending())
+    def with_files_left(self, training_run_id: str | None = None) -> tuple[CheckpointRecord, ...]:
+        """The deleted checkpoints, of one run or of all, whose files could not be removed yet."""
+        return tuple(self._deletions.pending(training_run_id))
 
     def close(self) -> None:
         """Close the database if the manager opened it; closing twice is fine."""

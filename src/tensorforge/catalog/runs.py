@@ -203,8 +203,15 @@ class RunCheckpoints:
         done = _required(self._agree(lambda: _Decision(self._finish(record, seconds))))
         self._compact_if_due(done)
         if self._collects_garbage and self._is_first:
-            self._catalog.gc(training_run_id=self.training_run_id)
+            self._collect_garbage()
         return done
+
+    def _collect_garbage(self) -> None:
+        try:
+            self._catalog.gc(training_run_id=self.training_run_id)
+        except TensorForgeError as error:
+            # The save is complete; the next one collects again.
+            _LOG.warning("no checkpoint of %s was deleted: %s", self.training_run_id, error)
 
     def emergency(
         self,

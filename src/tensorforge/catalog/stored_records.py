@@ -1,7 +1,7 @@
 """The relation of catalog and store: where the files of a record are, and the record inside a manifest.
 
 The prefix of a checkpoint is `<run>/<checkpoint id>`, and its manifest contains the entire record, so that the
-catalog can be rebuilt from manifests alone. Training of versions before 0.3 named its checkpoints
+catalog can be rebuilt from manifests alone. The first versions of training named their checkpoints
 `step-<step>-g<generation>-<hex>` and kept the record in the database only. Imports no torch.
 """
 
@@ -26,7 +26,7 @@ METADATA = "tensorforge.catalog"
 """The key of a manifest's custom metadata that contains the record."""
 
 OLD_BOOKKEEPING = "tensorforge_run"
-"""The key of a manifest's custom metadata with the bookkeeping of a run, as training before 0.3 saved it."""
+"""The key of a manifest's custom metadata with the bookkeeping of a run, as the first versions saved it."""
 
 _OLD_PREFIX = re.compile(r"step-(\d{8,18})-g\d+-[0-9a-f]{6}")
 _SAFE = "-_.~ "
@@ -56,7 +56,8 @@ def record_in(
 ) -> CheckpointRecord | None:
     """The record in a manifest, as a complete one; `None` if no catalog was used for the save.
 
-    The manifest of training before 0.3 has no record: it gets one of the run `old_run`, with the prefix as id.
+    A manifest of the first versions of training has no record: it gets one of the run `old_run`, with the
+    prefix as id.
     """
     metadata = manifest.custom_metadata
     if not isinstance(metadata, dict):

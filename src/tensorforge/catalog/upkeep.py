@@ -64,7 +64,7 @@ def sweep(
     moment = now or datetime.now(UTC)
     store_index.sweep(store, moment)
     sweep_compactions(store, moment)
-    manager.remove_deleted_files()
+    manager.remove_deleted_files(training_run_id)
     runs = [run.training_run_id for run in manager.list_runs()]
     completed: list[str] = []
     deleted: list[str] = []
