@@ -215,8 +215,8 @@ REPORT_FD = Variable(
     meaning="File descriptor of the pipe on which the child reports to the launcher.",
     otherwise="Nothing is reported.",
 )
-TURN_FD = Variable(
-    name="TENSORFORGE_TURN_FD",
+ACTIVATION_FD = Variable(
+    name="TENSORFORGE_ACTIVATION_FD",
     kind=NUMBER,
     reader=Reader.CHILD,
     meaning="File descriptor of the pipe from which a spare process reads one byte when it becomes a worker.",

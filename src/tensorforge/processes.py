@@ -1,10 +1,9 @@
-"""The identity of a process: which one it is, whether it still runs, how to signal it and nobody else.
+"""The identity of a process: which process is meant, whether it still runs, and signals to no other one.
 
-A process number alone says little: another process gets it later, another container counts from 1 again,
-and a restart of the machine begins anew. A `ProcessIdentity` therefore names the host, its boot, the
-namespace of process numbers (one per container), the number and the time of the start. Everything that
-writes down a process for others to find (the run's folder, leases, claims on checkpoints, the members of
-a cluster) writes down this.
+A process number is not enough. The kernel gives it to another process later, every container counts from 1,
+and so does the machine after a restart. A `ProcessIdentity` therefore names the host, the boot, the namespace
+of process numbers (one per container), the number and the time of the start. The run's folder, leases,
+claims on checkpoints and the members in the journal hold such identities. See docs/adr/0006.
 """
 
 from __future__ import annotations
@@ -25,15 +24,16 @@ _TEXT = re.compile(
 )
 _TOLERANCE_SECONDS = 1.5
 """How far two readings of one process's start may lie apart: the kernel tells the boot in whole seconds."""
-_NEVER = -1.0
+_NEVER = -1000.0
+"""The start of a process that does not exist: long before the boot."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessIdentity:
-    """One process. `started` counts seconds from the boot, so that setting the clock does not change it.
+    """One process.
 
-    `boot` and `namespace` are empty where the system or an older file does not tell them; they are then not
-    compared.
+    `started` counts seconds from the boot, so that setting the clock does not change it. `boot` and
+    `namespace` are empty, and not compared, if the system or an older file does not have them.
     """
 
     host: str
@@ -49,7 +49,7 @@ class ProcessIdentity:
 
     @classmethod
     def of(cls, pid: int) -> ProcessIdentity:
-        """The process that has this number here and now; if there is none, an identity that never runs."""
+        """The process that has this number now; if there is none, an identity that matches no process."""
         started = _seconds_from_boot(pid)
         if started is None:
             started = _NEVER
@@ -66,7 +66,7 @@ class ProcessIdentity:
 
     @classmethod
     def from_clock_time(cls, pid: int, started_at: float) -> ProcessIdentity:
-        """A process of this host of which a file says only the number and the clock time of the start."""
+        """A process of this host from a file that has only its number and the clock time of its start."""
         return cls(socket.gethostname(), "", "", pid, round(started_at - psutil.boot_time(), 2))
 
     def to_text(self) -> str:
@@ -80,7 +80,7 @@ class ProcessIdentity:
         return f"process {self.pid} on {self.host}"
 
     def is_running(self) -> bool:
-        """Whether the process runs and can be seen from here; one that waits to be reaped has ended."""
+        """Whether the process runs on this host, in this container. One that waits to be reaped does not."""
         if not (self._is_of_this_boot() and _agree(self.namespace, _namespace())):
             return False
         started = _seconds_from_boot(self.pid)
@@ -89,8 +89,8 @@ class ProcessIdentity:
     def has_ended(self) -> bool:
         """Whether it is certain that the process has ended.
 
-        Nothing is certain of a process on another host or in another container of this one. A process of
-        this host under another boot has ended: the host was restarted.
+        A process on another host, or in another container of this host, cannot be seen, so `False`. A process
+        of an earlier boot of this host has ended.
         """
         if self.host != socket.gethostname():
             return False
@@ -99,13 +99,16 @@ class ProcessIdentity:
         return _agree(self.namespace, _namespace()) and not self.is_running()
 
     def send_signal(self, number: int) -> bool:
-        """Send a signal if the process runs; whether it was sent. Never hits another process."""
+        """Send a signal if the process runs, and return whether it was sent.
+
+        Another process that has the same number by now never receives it.
+        """
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
             return False
         try:
-            # The descriptor names one process for good, so what holds now still holds at the next line.
+            # The descriptor stays with one process, so the number cannot change hands after this check.
             if not self.is_running():
                 return False
             signal.pidfd_send_signal(descriptor, number)

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from tensorforge.elastic import ElasticTrainingConfig
 from tensorforge.elastic.coordinator.journal import ENTRIES, Journal
 from tensorforge.storage.database import Database
-from tensorforge.testing.child_processes import LocalCluster
+from tensorforge.testing.process_cluster import ProcessCluster
 
 WRITER = """
 import sys, threading
@@ -65,7 +65,7 @@ def test_a_killed_coordinator_goes_on_from_a_compacted_journal(tmp_path):
         worker_heartbeat_timeout_ms=3_000,
         failure_tolerance_percentage=100,
     )
-    with LocalCluster(tmp_path, config) as local:
+    with ProcessCluster(tmp_path, config) as local:
         local.start_coordinator()
         local.start_worker("w0")
         local.start_worker("w1")

@@ -9,7 +9,7 @@ import pytest
 
 from tensorforge.elastic import ElasticCoordinator, ElasticTrainingConfig
 from tensorforge.errors import ConflictError
-from tensorforge.testing.child_processes import LocalCluster
+from tensorforge.testing.process_cluster import ProcessCluster
 
 CONFIG = ElasticTrainingConfig(
     stability_window_ms=200,
@@ -28,7 +28,7 @@ loop._main()
 
 
 def test_a_worker_whose_interpreter_is_held_for_long_is_alive(tmp_path):
-    with LocalCluster(tmp_path, CONFIG, desired_workers=2) as local:
+    with ProcessCluster(tmp_path, CONFIG, desired_workers=2) as local:
         local.start_coordinator()
         local.start_worker("free")
         script = tmp_path / "holder.py"
@@ -66,7 +66,7 @@ def freeze_between_transactions(process, journal):
 
 
 def test_a_frozen_coordinator_that_wakes_up_can_no_longer_decide(tmp_path):
-    with LocalCluster(tmp_path, CONFIG, desired_workers=1) as local:
+    with ProcessCluster(tmp_path, CONFIG, desired_workers=1) as local:
         local.start_coordinator()
         worker = local.start_worker("w")
         local.wait_until_active({"w"})

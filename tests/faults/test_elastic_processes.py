@@ -6,8 +6,8 @@ import signal
 import pytest
 
 from tensorforge.elastic import ElasticTrainingConfig
-from tensorforge.testing.child_processes import LocalCluster
-from tensorforge.testing.network import DistantHost
+from tensorforge.testing.network_namespace import DistantHost
+from tensorforge.testing.process_cluster import ProcessCluster
 from tensorforge.testing.proxy import Proxy
 
 CONFIG = ElasticTrainingConfig(
@@ -21,7 +21,7 @@ CONFIG = ElasticTrainingConfig(
 
 @contextlib.contextmanager
 def cluster(folder, workers, config=CONFIG):
-    with LocalCluster(folder, config, desired_workers=workers or None) as local:
+    with ProcessCluster(folder, config, desired_workers=workers or None) as local:
         local.start_coordinator()
         names = [f"w{index}" for index in range(workers)]
         for name in names:
@@ -97,7 +97,7 @@ def test_a_worker_lost_while_the_coordinator_was_away_is_noticed(tmp_path):
 
 
 def test_a_worker_behind_a_cut_network_is_replaced_and_rejoins_when_it_heals(tmp_path):
-    with LocalCluster(tmp_path, CONFIG, desired_workers=3) as local:
+    with ProcessCluster(tmp_path, CONFIG, desired_workers=3) as local:
         local.start_coordinator()
         with Proxy(local.address) as proxy:
             local.start_worker("far", address=proxy.address)
@@ -126,7 +126,7 @@ def test_the_coordinator_survives_while_most_of_its_workers_die_at_once(tmp_path
 def test_a_host_whose_cable_is_pulled_is_replaced_and_rejoins(tmp_path):
     if not DistantHost.is_possible():
         pytest.skip("this machine gives us no network namespaces; the proxy test covers the cut")
-    with DistantHost() as host, LocalCluster(tmp_path, CONFIG, 2, host.here) as local:
+    with DistantHost() as host, ProcessCluster(tmp_path, CONFIG, 2, host.here) as local:
         local.start_coordinator()
         local.start_worker("here")
         local.start_worker("there", prefix=("ip", "netns", "exec", host.namespace))

@@ -6,7 +6,7 @@ import signal
 from datetime import datetime, timedelta
 
 from tensorforge.elastic import ElasticTrainingConfig
-from tensorforge.testing.child_processes import LocalCluster
+from tensorforge.testing.process_cluster import ProcessCluster
 
 VETERANS = ["old0", "old1", "old2"]
 STORM = [f"new{index:02}" for index in range(20)]
@@ -22,7 +22,7 @@ def running_cluster(folder, **options):
         failure_tolerance_percentage=100,
         **options,
     )
-    with LocalCluster(folder, config) as local:
+    with ProcessCluster(folder, config) as local:
         local.start_coordinator()
         for name in VETERANS:
             local.start_worker(name)

@@ -20,7 +20,7 @@ from tests.faults.endless_training import (
 
 from tensorforge.elastic import CoordinatorClient
 from tensorforge.errors import UnavailableError
-from tensorforge.testing.network import enter_namespace
+from tensorforge.testing.network_namespace import enter_namespace
 
 CONFIG = {"rescale_timeout_ms": 60_000}
 

@@ -20,7 +20,7 @@ def survive(cluster, alone, seed):
     with cluster(kind, optimizer, TOTAL, workers=4, name=seed, settings=settings) as running:
         storm = Storm(running)
         storm.start(3)
-        storm.rage(draw_storm(seed, TOTAL, 4), timeout=60)
+        storm.run(draw_storm(seed, TOTAL, 4), timeout=60)
         finals = running.finals()
         story = f"{storm.carried_out}\n{running.describe()}"
         complete = {name: f["digest"] for name, f in finals.items() if f["outcome"] == "complete"}

@@ -15,7 +15,7 @@ from tensorforge.cli.main import main
 from tensorforge.elastic import ElasticCoordinator, ElasticTrainingConfig, ElasticWorker, WorkerId
 from tensorforge.launch.run_directory import RunRecord, write_record
 from tensorforge.processes import ProcessIdentity
-from tensorforge.testing.loop import TrainingLoop
+from tensorforge.testing.minimal_worker import MinimalTrainingLoop
 
 CONFIG = ElasticTrainingConfig(
     stability_window_ms=100,
@@ -31,7 +31,7 @@ def cluster():
         for name in ("a", "b"):
             worker = ElasticWorker(WorkerId(name, "127.0.0.1", 0), CONFIG)
             worker.connect_to_cluster(coordinator.address)
-            loops.append(TrainingLoop(worker))
+            loops.append(MinimalTrainingLoop(worker))
         threads = [threading.Thread(target=loop.run) for loop in loops]
         for thread in threads:
             thread.start()
@@ -82,7 +82,7 @@ def test_a_run_is_found_by_its_folder_or_by_being_the_only_one(
 ):
     monkeypatch.chdir(tmp_path)
     assert run("status") == 1
-    assert "which run? name its --run-dir or its --coordinator" in capsys.readouterr().err
+    assert "name the run with --run-dir or --coordinator" in capsys.readouterr().err
     launcher = ProcessIdentity.current()
     ended = replace(launcher, started=launcher.started - 100)
     for name, process in (("a", launcher), ("b", ended)):
@@ -96,14 +96,14 @@ def test_a_run_is_found_by_its_folder_or_by_being_the_only_one(
     assert "run default: active" in capsys.readouterr().out
     assert run("scale", "2", "--run-dir", "runs/a") == 0
     assert run("scale", "2", "--run-dir", "runs/b") == 1
-    assert "nothing runs in runs/b any more" in capsys.readouterr().err
+    assert "the run in runs/b is not active" in capsys.readouterr().err
 
 
 def test_a_mistake_is_a_message_and_a_failure(cluster, capsys):
     assert run("scale", "0", "-c", cluster.address) == 1
     assert "must be at least min_workers (1)" in capsys.readouterr().err
     assert run("leave", "ghost", "-c", cluster.address) == 1
-    assert "no worker is called 'ghost'; known: a, b" in capsys.readouterr().err
+    assert "there is no worker 'ghost'; known workers: a, b" in capsys.readouterr().err
     assert run("status", "-c", "127.0.0.1:9") == 1
     assert "no coordinator answers at 127.0.0.1:9" in capsys.readouterr().err
 
@@ -142,8 +142,8 @@ def test_the_coordinator_command_serves_until_it_is_told_to_stop(tmp_path):
     [
         (["--host", "0.0.0.0"], "a job token is required"),
         (["--min-workers", "0"], "min_workers = 0: must be at least 1"),
-        (["--config", '{"min_worker": 1}'], "no option is called min_worker"),
-        (["--config", "nowhere.json"], "neither JSON nor a file with JSON"),
+        (["--config", '{"min_worker": 1}'], "no such option: min_worker"),
+        (["--config", "nowhere.json"], "neither JSON nor a file"),
         (["--workers", "9", "--max-workers", "3"], "workers = 9: must lie between"),
     ],
 )

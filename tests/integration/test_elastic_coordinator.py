@@ -16,7 +16,7 @@ from tensorforge.elastic import (
 from tensorforge.elastic.coordinator import journal
 from tensorforge.errors import ConflictError, TrainingAbortedError, UnavailableError
 from tensorforge.storage.database import Database
-from tensorforge.testing.loop import TrainingLoop
+from tensorforge.testing.minimal_worker import MinimalTrainingLoop
 
 CONFIG = ElasticTrainingConfig(
     stability_window_ms=200,
@@ -46,7 +46,7 @@ class Team:
     def add(self, name, **options):
         worker = ElasticWorker(WorkerId(name, "127.0.0.1", 0), self.config, **options)
         worker.connect_to_cluster(self.address)
-        loop = TrainingLoop(worker)
+        loop = MinimalTrainingLoop(worker)
         thread = threading.Thread(target=loop.run)
         thread.start()
         self._threads.append(thread)
@@ -106,7 +106,7 @@ def test_a_lost_worker_is_replaced_by_one_that_joins():
 def test_a_leaving_worker_is_released_and_the_others_go_on():
     with cluster(3, desired_workers=None) as (coordinator, team):
         team.loops["w0"].worker.leave("maintenance")
-        until(lambda: team.loops["w0"].ending is not None)
+        until(lambda: team.loops["w0"].end_reason is not None)
         until(lambda: coordinator.status().phase == "active")
         assert members(coordinator) == ["w1", "w2"]
         assert "maintenance" in coordinator.status().rescales[-1].reason
@@ -144,7 +144,7 @@ def test_the_end_of_the_run_reaches_everybody():
     with cluster(2) as (coordinator, team):
         coordinator.stop_run("enough", by="the test")
         assert coordinator.wait_until_ended(10).outcome == "stopped"
-        until(lambda: all(loop.ending for loop in team.loops.values()))
+        until(lambda: all(loop.end_reason for loop in team.loops.values()))
         late = ElasticWorker(WorkerId("late", "127.0.0.1", 0), CONFIG)
         with late:
             late.connect_to_cluster(coordinator.address)

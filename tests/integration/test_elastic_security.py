@@ -93,7 +93,9 @@ def test_commands_that_make_no_sense_are_refused_by_name():
     with ElasticCoordinator(CONFIG) as leader, CoordinatorClient(leader.address) as client:
         with pytest.raises(InvalidInputError, match="at least min_workers"):
             client.scale(0)
-        with pytest.raises(NotFoundError, match="no worker is called 'ghost'; known: nobody"):
+        with pytest.raises(
+            NotFoundError, match="there is no worker 'ghost'; known workers: nobody"
+        ):
             client.remove("ghost")
 
 
@@ -128,7 +130,9 @@ def test_an_oversized_message_is_cut_off():
 
 
 def test_a_flood_is_slowed_down_and_harms_nobody():
-    hello = messages.Hello(protocol=1, worker=WorkerId("f", "h", 1), incarnation="i")
+    hello = messages.Hello(
+        protocol=messages.PROTOCOL, worker=WorkerId("f", "h", 1), incarnation="i"
+    )
     beat = messages.Heartbeat(incarnation="i", generation=0, sequence=1)
     flood = [messages.to_bytes(hello), *[messages.to_bytes(beat)] * 600]
     with ElasticCoordinator(CONFIG) as coordinator:

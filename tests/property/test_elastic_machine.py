@@ -24,7 +24,7 @@ from tensorforge.elastic.coordinator.machine.cluster_state import Phase
 from tensorforge.elastic.coordinator.machine.instructions import Record, Send
 from tensorforge.elastic.protocol import commands, messages
 from tensorforge.errors import ConfigurationError
-from tensorforge.testing.control import SimulatedCluster
+from tensorforge.testing.simulated_cluster import SimulatedCluster
 
 NAMES = [f"w{index}" for index in range(8)]
 PICK = st.integers(min_value=0, max_value=10_000)
@@ -181,7 +181,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         puppet = self.pick(choice)
         if puppet is not None:
             self.die(puppet)
-            self.cluster.crash(puppet)
+            self.cluster.disconnect(puppet)
 
     @precondition(lambda self: self.dead)
     @rule(choice=PICK, has_pid=st.booleans())
@@ -197,13 +197,13 @@ class CoordinatorModel(RuleBasedStateMachine):
         puppet = self.pick(choice)
         if puppet is not None:
             self.away.append(puppet)
-            self.cluster.cut(puppet)
+            self.cluster.disconnect(puppet)
 
     @rule()
     def cut_off_everybody(self):
         for puppet in [p for p in self.cluster.puppets.values() if p.is_connected]:
             self.away.append(puppet)
-            self.cluster.cut(puppet)
+            self.cluster.disconnect(puppet)
 
     @precondition(lambda self: self.away)
     @rule(choice=PICK)
@@ -236,7 +236,7 @@ class CoordinatorModel(RuleBasedStateMachine):
         if not present:
             assert self.cluster.machine.state.generation == generation, "a zombie decides nothing"
         self.die(zombie)
-        self.cluster.crash(zombie)
+        self.cluster.disconnect(zombie)
 
     @rule(choice=PICK)
     def reconnect(self, choice):

@@ -7,12 +7,12 @@ from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tensorforge import environment
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
     CoordinatorStarted,
     GenerationFormed,
     StacksDumped,
-    StepCommitted,
     StopRequested,
     TargetChanged,
     Tick,
@@ -121,7 +121,7 @@ class Launched(RuleBasedStateMachine):
     @rule()
     def a_step_is_committed(self):
         self.step += 1
-        self.tell(StepCommitted(self.step))
+        self.tell(CommittedStep(step=self.step))
 
     @rule()
     def a_generation_forms(self):

@@ -84,9 +84,9 @@ def test_a_value_of_another_type_is_an_error_that_names_the_variable(variable, t
 
 
 def test_what_is_taken_is_gone(monkeypatch):
-    monkeypatch.setenv("TENSORFORGE_TURN_FD", "5")
-    assert environment.TURN_FD.take() == 5
-    assert environment.TURN_FD.take() is None
+    monkeypatch.setenv("TENSORFORGE_ACTIVATION_FD", "5")
+    assert environment.ACTIVATION_FD.take() == 5
+    assert environment.ACTIVATION_FD.take() is None
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.elastic.protocol.reasons import (
     Departure,
@@ -17,7 +18,6 @@ from tensorforge.elastic.protocol.rescale_record import RescaleRecord
 from tensorforge.launch.supervisor.events import (
     Event,
     GenerationFormed,
-    StepCommitted,
     TargetChanged,
     TrainingAborted,
     TrainingFinished,
@@ -234,9 +234,9 @@ def _progress(old: ClusterView | None, new: ClusterView) -> Iterator[Event]:
     if old is not None and old.state.step >= new.state.step:
         return
     losses = [worker.metrics["loss"] for worker in new.workers if "loss" in worker.metrics]
-    yield StepCommitted(
-        new.state.step,
+    yield CommittedStep(
+        step=new.state.step,
         epoch=new.state.epoch,
-        loss=losses[0] if losses else None,
         learning_rate=new.state.learning_rate,
+        metrics={"loss": losses[0]} if losses else {},
     )

@@ -1,4 +1,4 @@
-"""The run's folder: who runs there, for those who come from outside (`chaos`, a second launcher)."""
+"""The run's folder: its lock, and the record of the processes that run there (`chaos` and others read it)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOKEN_FILE = "token"  # noqa: S105  the name of a file, written only for its own
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A launched run as it is at the moment."""
+    """The processes of a launched run at this moment."""
 
     ENCODING_VERSION: ClassVar[int] = 2
 
@@ -34,7 +34,7 @@ class RunRecord:
 
 
 def write_record(folder: Path, record: RunRecord) -> None:
-    """Replace the record; a reader sees the old one or the new one."""
+    """Replace the record atomically: a reader sees the old one or the new one."""
     temporary = folder / f".{RUN_FILE}.{os.getpid()}"
     try:
         temporary.write_text(json.dumps(encode(record), indent=2))
@@ -45,7 +45,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
 
 
 def read_record(folder: Path) -> RunRecord:
-    """The record of the run in this folder."""
+    """Read the record of the run in this folder; `NotFoundError` if there is none."""
     try:
         text = (folder / RUN_FILE).read_text()
     except OSError as error:
@@ -80,7 +80,7 @@ def _process(old: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def running(folder: Path) -> list[Path]:
-    """The folders below this one in which a launcher is at work."""
+    """The folders below this one in which a launcher runs."""
     found = []
     for path in sorted(folder.glob(f"*/{RUN_FILE}")):
         with contextlib.suppress(NotFoundError, EncodingError):
@@ -90,7 +90,7 @@ def running(folder: Path) -> list[Path]:
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder, and those above it, unless it is there."""
+    """Make the folder and its parents if they do not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -100,7 +100,7 @@ def make_folder(folder: Path) -> None:
 
 
 class RunLock:
-    """One launcher per folder: held while it lives, let go when it ends in whatever way."""
+    """Excludes a second launcher from the folder; the kernel releases the lock when the process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

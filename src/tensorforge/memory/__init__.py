@@ -1,16 +1,16 @@
-"""Bounded, reusable memory: a pool that keeps the books, an arena with real bytes, traces to learn from.
+"""Bounded, reusable memory: a pool that decides where blocks go, an arena of real bytes, and recorded traces.
 
-    blocks      the vocabulary and its arithmetic        freespace   holes, indexed for best fit
-    compaction  the plan of a defragmentation            table       the pool as a pure machine
-    guard       the lock                                 pool        the pool that threads share
-    rawmemory   one torch storage                        handle      the owner's side of a block
-    arena       a pool over real memory                  trace       a recorded history of allocations
-    record      traces of PyTorch programs               snapshot    PyTorch's own format, in and out
-    policies    ways to place blocks                     offline     with the whole future known
-    replay      a trace through a policy                 advise      what a trace says about its pool
-    plots       pictures of a replay                     library     the traces that come along
+`pool/` is pure bookkeeping of offsets. A request (`blocks`) goes to the block table (`block_table`), which
+takes the best-fitting hole (`free_space`), evicts cached blocks, or moves blocks (`defragmentation`). Two
+classes own a block table and a lock. `memory_pool.MemoryPool` adds threads, high-water marks and rates.
+`arena.TensorArena` adds real bytes: it slices one torch storage, moves bytes as the table says, and pins a
+block while a tensor views it. A finalizer may free a block in any thread at any time; `finalizer_lock`
+makes that safe. The pool and the lock are outside `pool/` because they hold a lock, which a pure folder may
+not.
 
-What needs torch, and what the pool itself does not need, is imported when it is first asked for.
+`traces/` follows the life of a trace: recorded from a program (`recording`) or read from a PyTorch snapshot
+(`torch_snapshot`), replayed through a placement policy (`replay`), judged (`pool_advice`) and drawn
+(`plots`). Modules that need torch, and those that `MemoryPool` does not need, are imported on first use.
 """
 
 import importlib

@@ -1,7 +1,8 @@
-"""A file that nobody sees before it is finished.
+"""A file that is invisible to readers until it is complete.
 
-It is written in the store's staging folder under a name of its own and held by a lock that the system
-lets go when the process dies. So a staged file without a lock is litter, and anybody may sweep it.
+It is written in the store's staging folder under a random name. Its writer holds a file lock, which the system
+releases when the process dies. So a staged file without a lock belongs to a dead writer, and any process may
+delete it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Self
 
 from tensorforge.errors import AlreadyExistsError, ClosedError, InvalidInputError
@@ -22,17 +22,17 @@ from tensorforge.storage.blobs import BlobInfo, Buffer, flat
 from tensorforge.storage.system_calls import SystemCalls, translate
 
 DIRECT_ALIGNMENT = 4096
-"""Offsets, lengths and addresses of direct writes; disks ask for 512 or 4096."""
+"""Direct writes use multiples of this as offset, length and address; disks require 512 or 4096."""
 
 _NO_DIRECT = {errno.EINVAL, errno.EOPNOTSUPP}
 _NO_RESERVE = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
 
 Destination = Callable[[], contextlib.AbstractContextManager[tuple[int, str]]]
-"""Opens the folder that a blob goes to (made if missing) and gives it with the file's name."""
+"""Opens the folder of a blob, created if missing, and yields it with the file's name."""
 
 
 class StagedFile:
-    """One file from its creation in the staging folder to its publication or its end."""
+    """A file in the staging folder, until it is published under its final name or discarded."""
 
     def __init__(self, system: SystemCalls, staging: int, what: str, *, direct: bool) -> None:
         self._system = system
@@ -49,7 +49,7 @@ class StagedFile:
             name = uuid.uuid4().hex
             file = self._open(name)
             fcntl.flock(file, fcntl.LOCK_EX)
-            # A sweeper may have come between creation and lock; then start over under a new name.
+            # A sweep may delete the file between creation and lock; then start again with a new name.
             if os.fstat(file).st_nlink:
                 return name, file
             os.close(file)
@@ -61,14 +61,14 @@ class StagedFile:
             except OSError as error:
                 if error.errno not in _NO_DIRECT:
                     raise
-                # Some file systems notice only after they have made the file.
+                # Some file systems report this only after they have created the file.
                 with contextlib.suppress(FileNotFoundError):
                     self._system.unlink(name, self._staging)
                 self.direct = False
         return self._system.create(name, os.O_WRONLY, self._staging)
 
     def reserve(self, size: int) -> None:
-        """Take the room for `size` bytes, so that a full disk is found out before the work."""
+        """Reserve room for `size` bytes, so that a full disk is detected before writing."""
         if size:
             try:
                 self._system.reserve(self._file, size)
@@ -89,12 +89,12 @@ class StagedFile:
                 data, offset = data[done:], offset + done
 
     def truncate(self, size: int) -> None:
-        """Cut the file to `size` bytes."""
+        """Truncate the file to `size` bytes."""
         self._system.truncate(self._descriptor(), size)
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[int]:
-        """The descriptor stays open inside the block, even if another thread ends the file meanwhile."""
+        """Keep the descriptor open in the block, even if another thread ends the file meanwhile."""
         with self._lock:
             file = self._descriptor()
             self._writes += 1
@@ -112,7 +112,7 @@ class StagedFile:
         return self._file
 
     def publish(self, destination: Destination, *, replace: bool) -> os.stat_result:
-        """Make the bytes durable, give the file its name, make the name durable."""
+        """Sync the file, give it its final name, and sync the folder."""
         self._system.sync(self._descriptor())
         with destination() as (folder, name):
             if replace:
@@ -132,7 +132,7 @@ class StagedFile:
         self._system.unlink(self._name, self._staging)
 
     def discard(self) -> None:
-        """Remove the file, if it was not published."""
+        """Delete the file unless it was published."""
         if not self._ended:
             try:
                 with contextlib.suppress(FileNotFoundError):
@@ -149,7 +149,7 @@ class StagedFile:
 
 
 class LocalWriter:
-    """A blob written from front to back, or, positionally, in any order from many threads."""
+    """Writes a blob from front to back with `append`, or in any order from many threads with `write_at`."""
 
     def __init__(self, key: str, staged: StagedFile, destination: Destination, *, replace: bool):
         self._key = key
@@ -159,7 +159,7 @@ class LocalWriter:
 
     @property
     def alignment(self) -> int:
-        """What offsets, lengths and addresses must be multiples of in `write_at`."""
+        """The number that offsets, lengths and addresses of `write_at` must be multiples of."""
         return DIRECT_ALIGNMENT if self._staged.direct else 1
 
     def append(self, data: Buffer) -> None:
@@ -169,7 +169,7 @@ class LocalWriter:
             self._staged.write(view)
 
     def write_at(self, offset: int, data: memoryview) -> None:
-        """Put bytes at `offset`."""
+        """Write bytes at `offset`."""
         if offset % self.alignment or len(data) % self.alignment:
             raise InvalidInputError(
                 f"{self._key}: {len(data)} bytes at {offset} are not aligned to {self.alignment}"
@@ -178,7 +178,7 @@ class LocalWriter:
             self._staged.write_at(offset, data)
 
     def commit(self, size: int | None = None) -> BlobInfo:
-        """Make the blob visible and durable, cut to `size` bytes if that is given."""
+        """Make the blob visible and durable, truncated to `size` bytes if given."""
         with translated(self._key):
             if size is not None:
                 self._staged.truncate(size)
@@ -186,25 +186,20 @@ class LocalWriter:
         return info_of(self._key, facts)
 
     def abort(self) -> None:
-        """Throw away what was written; after a commit or an abort this does nothing."""
+        """Discard what was written; after a commit or an abort this does nothing."""
         with translated(self._key):
             self._staged.discard()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort()
 
 
 @contextlib.contextmanager
 def translated(what: str, requested: int = 0) -> Iterator[None]:
-    """Turn the operating system's errors inside the block into ours."""
+    """Translate errors of the operating system in the block into `TensorForgeError`s."""
     try:
         yield
     except OSError as error:
@@ -212,5 +207,5 @@ def translated(what: str, requested: int = 0) -> Iterator[None]:
 
 
 def info_of(key: str, facts: os.stat_result) -> BlobInfo:
-    """A blob's description from its file's."""
+    """The description of a blob from the status of its file."""
     return BlobInfo(key, facts.st_size, datetime.fromtimestamp(facts.st_mtime, UTC))

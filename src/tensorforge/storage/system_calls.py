@@ -1,6 +1,6 @@
-"""The system calls by which a local store changes the disk, in one place.
+"""The system calls by which a local store changes the disk, and the translation of their errors.
 
-A test that wants to see a crash between two of them, a full disk or a slow one passes a subclass.
+Tests that simulate a crash between two calls, a full disk or a slow disk pass a subclass of `SystemCalls`.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ _WRONG_KIND = {errno.ENOTDIR, errno.EISDIR}
 
 
 class SystemCalls:
-    """Everything that writes, renames, syncs or unlinks; each method is one system call."""
+    """The calls that write, rename, sync or unlink; each method is one system call."""
 
     def create(self, name: str, flags: int, folder: int) -> int:
-        """Make a new file and open it."""
+        """Create a new file and open it."""
         return os.open(name, flags | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
 
     def make_folder(self, name: str, folder: int) -> None:
-        """Make a folder."""
+        """Create a folder."""
         os.mkdir(name, dir_fd=folder)
 
     def write(self, file: int, data: memoryview) -> int:
@@ -39,15 +39,15 @@ class SystemCalls:
         return os.write(file, data)
 
     def write_at(self, file: int, data: memoryview, offset: int) -> int:
-        """Write at a position of one's own."""
+        """Write at `offset`."""
         return os.pwrite(file, data, offset)
 
     def reserve(self, file: int, size: int) -> None:
-        """Take the room for a file before it is written."""
+        """Reserve room for a file before it is written."""
         os.posix_fallocate(file, 0, size)
 
     def truncate(self, file: int, size: int) -> None:
-        """Cut a file."""
+        """Truncate a file."""
         os.ftruncate(file, size)
 
     def sync(self, file: int) -> None:
@@ -59,7 +59,7 @@ class SystemCalls:
         os.link(source, name, src_dir_fd=source_folder, dst_dir_fd=folder, follow_symlinks=False)
 
     def replace(self, source: str, source_folder: int, name: str, folder: int) -> None:
-        """Move a file over another one."""
+        """Rename a file, replacing another one."""
         os.replace(source, name, src_dir_fd=source_folder, dst_dir_fd=folder)
 
     def unlink(self, name: str, folder: int) -> None:
@@ -72,11 +72,11 @@ class SystemCalls:
 
 
 def translate(error: OSError, what: str, requested: int = 0) -> TensorForgeError:
-    """Our error for one of the operating system's, `what` saying which blob it happened to."""
+    """The `TensorForgeError` for an error of the operating system; `what` names the blob."""
     reason = error.strerror or str(error)
     if error.errno in _FULL:
         return CapacityError(
-            f"{what}: no room on the disk ({reason}); free some and try again",
+            f"{what}: no room on the disk ({reason}); free some space and try again",
             requested=requested,
             available=0,
         )
@@ -84,7 +84,7 @@ def translate(error: OSError, what: str, requested: int = 0) -> TensorForgeError
         return PermissionDeniedError(f"{what}: the system forbids it ({reason})")
     if error.errno == errno.ELOOP:
         return PermissionDeniedError(
-            f"{what}: a symbolic link stands in the way; none are followed"
+            f"{what}: the path contains a symbolic link, which stores do not follow"
         )
     if error.errno == errno.ENOENT:
         return NotFoundError(f"{what}: there is no such blob")

@@ -1,8 +1,8 @@
-"""Several changes in one transaction of SQLite, each of which can fail alone.
+"""Several changes in one transaction of SQLite; each can fail without undoing the others.
 
-What makes a small change durable costs more than the change itself. Changes that wait for the one write lock at
-the same time can share that cost: they are made one after the other in one transaction, each behind a
-savepoint, and the transaction is committed once.
+Making a small change durable costs more than the change itself. Changes that wait for the write lock at the
+same time share that cost: they run one after the other in one transaction, each behind a savepoint, and the
+transaction is committed once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import sqlalchemy as sa
 from tensorforge.errors import UnavailableError
 
 
-class Batch:
-    """The transaction that the changes of one thread share. It begins with the first of them.
+class WriteBatch:
+    """The transaction that the changes of one thread share. It begins with the first change.
 
-    `connect` gives a connection that holds the write lock from the beginning of its transaction on.
+    `connect` opens a connection whose transaction takes the write lock when it begins.
     """
 
     def __init__(
@@ -33,14 +33,14 @@ class Batch:
 
     @property
     def connection(self) -> sa.Connection | None:
-        """The connection that sees what was changed so far, if anything was."""
+        """The connection that sees the changes so far; `None` before the first change."""
         return None if self._transaction is None else self._transaction.connection
 
     @contextlib.contextmanager
     def change(self) -> Iterator[sa.Connection]:
-        """One change: what the block wrote is undone if it raises, and nothing else is."""
+        """One change: if the block raises, what it wrote is undone, and nothing else."""
         if self._lost:
-            raise UnavailableError("the database gave up the transaction of several changes")
+            raise UnavailableError("the database rolled back the transaction of several changes")
         transaction = self._transaction or self._begin()
         driver: Any = transaction.connection.connection.driver_connection
         is_first = self._changes == 0
@@ -71,24 +71,24 @@ class Batch:
             driver.execute("ROLLBACK TO change")
             driver.execute("RELEASE change")
         else:
-            # A full disk, for one, makes SQLite roll everything back by itself.
+            # SQLite rolls the transaction back by itself, for example if the disk is full.
             self._lost = True
 
     def commit(self) -> None:
-        """Make all changes durable; what raises here has undone all of them."""
+        """Make all changes durable; if this raises, all of them are undone."""
         if self._lost:
-            raise UnavailableError("the database gave up the transaction of several changes")
+            raise UnavailableError("the database rolled back the transaction of several changes")
         if self._transaction is not None:
             driver: Any = self._transaction.connection.connection.driver_connection
             try:
                 self._transaction.commit()
             except BaseException:
-                # SQLite may leave it open, and SQLAlchemy takes it for ended.
+                # SQLite may leave the transaction open, although SQLAlchemy considers it ended.
                 driver.rollback()
                 raise
 
     def close(self) -> None:
-        """Undo what was not committed, and let others write. Another change begins anew."""
+        """Undo uncommitted changes and release the write lock. Another change begins a new transaction."""
         transaction, self._transaction = self._transaction, None
         try:
             if transaction is not None:

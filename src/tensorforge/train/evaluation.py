@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from tensorforge.data.plan.shards import partition, quotas
-from tensorforge.errors import ConfigurationError
 from tensorforge.train.data.batch_loading import dataset_size, fetch
 from tensorforge.train.group.gloo_group import GenerationGroup
 from tensorforge.train.loop.training_state import TrainingState
+from tensorforge.validation import whole_number
 
 
 class Evaluation:
@@ -36,8 +36,7 @@ class Evaluation:
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         for field, value in (("every", every), ("batch_size", batch_size), ("parts", parts)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(field, value, "must be a whole number, at least 1")
+            whole_number(field, value, least=1)
         self._function = function
         self._dataset = dataset
         self._size = dataset_size(dataset)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tensorforge.cluster.elastic_config import AdaptationStrategy
 from tensorforge.data.plan.order import ShardLocalOrder, ShuffledOrder
 from tensorforge.errors import ConfigurationError
+from tensorforge.validation import finite_number, member, one_of, whole_number
+
+_LARGEST = 2**62 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,35 +48,20 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for field in ("batch_size", "shards", "accumulation", "block", "bucket_bytes"):
-            self._whole_number(field, least=1)
-        self._whole_number("seed", least=0)
+            whole_number(field, getattr(self, field), least=1, most=_LARGEST)
+        whole_number("seed", self.seed, least=0, most=_LARGEST)
         if self.base_workers is not None:
-            self._whole_number("base_workers", least=1)
-        if not isinstance(self.strategy, AdaptationStrategy):
-            raise ConfigurationError("strategy", self.strategy, "must be an AdaptationStrategy")
-        limit = self.clip_grad_norm
-        if limit is not None and not (math.isfinite(limit) and limit > 0):
-            raise ConfigurationError("clip_grad_norm", limit, "must be a positive number, or None")
-        if self.schedule_every not in ("step", "epoch"):
-            raise ConfigurationError(
-                "schedule_every", self.schedule_every, 'must be "step" or "epoch"'
-            )
-        if self.shuffle not in ("everywhere", "within_shards"):
-            raise ConfigurationError(
-                "shuffle", self.shuffle, 'must be "everywhere" or "within_shards"'
-            )
+            whole_number("base_workers", self.base_workers, least=1, most=_LARGEST)
+        member("strategy", self.strategy, AdaptationStrategy)
+        if self.clip_grad_norm is not None:
+            finite_number("clip_grad_norm", self.clip_grad_norm, above=0)
+        one_of("schedule_every", self.schedule_every, ("step", "epoch"))
+        one_of("shuffle", self.shuffle, ("everywhere", "within_shards"))
         if self.shuffle == "within_shards" and self.block != 1:
             raise ConfigurationError("block", self.block, "must be 1 when shuffling within shards")
         object.__setattr__(self, "metrics", tuple(self.metrics))
         if "loss" in self.metrics or len(set(self.metrics)) != len(self.metrics):
             raise ConfigurationError("metrics", self.metrics, "must be different names, not loss")
-
-    def _whole_number(self, field: str, *, least: int) -> None:
-        value = getattr(self, field)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigurationError(field, value, "must be a whole number")
-        if not least <= value < 2**62:
-            raise ConfigurationError(field, value, f"must be at least {least}")
 
     def order(self, samples: int, epoch: int) -> ShuffledOrder | ShardLocalOrder:
         """The order of an epoch's samples."""

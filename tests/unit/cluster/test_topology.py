@@ -31,7 +31,7 @@ def test_a_topology_cannot_be_changed_in_place():
 
 def test_adding_a_member_or_removing_a_stranger_is_an_error():
     topology = ClusterTopology(workers=(A,), epoch=1)
-    with pytest.raises(AlreadyExistsError, match="a is a member of generation 1 already"):
+    with pytest.raises(AlreadyExistsError, match="a is already a member of generation 1"):
         topology.add_worker(WorkerId("a", "elsewhere", 9))
     with pytest.raises(NotFoundError, match=r"b@127.0.0.1:1 is not a member of generation 1"):
         topology.remove_worker(B)

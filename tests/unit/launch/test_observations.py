@@ -3,6 +3,7 @@ from datetime import UTC, datetime, timedelta
 import msgspec
 import pytest
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.elastic.protocol.messages import Ended, State
 from tensorforge.elastic.protocol.reasons import Departure, DepartureKind, Requester, RunOutcome
@@ -10,7 +11,6 @@ from tensorforge.elastic.protocol.rescale_record import RescaleRecord
 from tensorforge.launch.observations import Observer, TargetRequest, changes
 from tensorforge.launch.supervisor.events import (
     GenerationFormed,
-    StepCommitted,
     TargetChanged,
     TrainingAborted,
     TrainingFinished,
@@ -326,7 +326,9 @@ def test_what_the_journal_tells_of_an_earlier_launch_is_no_news():
 
 def test_progress_is_told_with_the_loss():
     old, new = view(worker("a", 0), step=3), view(worker("a", 0, loss=0.5), step=7)
-    assert between(old, new) == [StepCommitted(7, epoch=0, loss=0.5, learning_rate=0.1)]
+    assert between(old, new) == [
+        CommittedStep(step=7, epoch=0, metrics={"loss": 0.5}, learning_rate=0.1)
+    ]
     assert between(new, old) == []
 
 

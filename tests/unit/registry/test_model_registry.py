@@ -124,7 +124,7 @@ def test_bad_metadata_is_refused_and_nothing_is_stored(registry, changes):
 
 
 @pytest.mark.parametrize("current", [s for s in S if s is not S.ARCHIVED])
-def test_a_version_moves_only_along_the_lifecycle(registry, current):
+def test_a_version_changes_state_only_along_the_lifecycle(registry, current):
     registry.register(metadata())
     bring(registry, "1.0.0", current)
     for requested in [s for s in S if not can_transition_state(current, s)]:
@@ -146,7 +146,7 @@ def test_the_archive_is_final(registry):
         registry.transition_state("ranker", v("1.0.0"), S.REGISTERED)
 
 
-def test_a_move_of_nothing_is_not_found(registry):
+def test_a_transition_of_nothing_is_not_found(registry):
     with pytest.raises(NotFoundError, match="no model is called 'ranker'"):
         registry.transition_state("ranker", v("1.0.0"), S.VALIDATING)
     registry.register(metadata())
@@ -206,22 +206,22 @@ def test_only_the_newest_validation_counts(registry):
     assert len(registry.validations("ranker", v("1.0.0"))) == 2
 
 
-def test_a_forced_move_needs_its_permission_and_a_reason(registry):
+def test_a_forced_transition_needs_its_permission_and_a_reason(registry):
     registry.register(metadata())
     registry.transition_state("ranker", v("1.0.0"), S.VALIDATING)
-    move = ("ranker", v("1.0.0"), S.STAGING)
+    staging = ("ranker", v("1.0.0"), S.STAGING)
     with pytest.raises(PermissionDeniedError, match="registry:force"):
-        registry.transition_state(*move, actor=Actor(name="eve"), force=True, reason="now")
+        registry.transition_state(*staging, actor=Actor(name="eve"), force=True, reason="now")
     with pytest.raises(InvalidInputError, match="needs a reason"):
-        registry.transition_state(*move, actor=BOSS, force=True, reason="  ")
+        registry.transition_state(*staging, actor=BOSS, force=True, reason="  ")
     assert registry.get("ranker", v("1.0.0")).state is S.VALIDATING
-    registry.transition_state(*move, actor=BOSS, force=True, reason="outage")
+    registry.transition_state(*staging, actor=BOSS, force=True, reason="outage")
     last = registry.history("ranker")[-1]
     assert (last.actor, last.reason, last.forced) == ("boss", "outage", True)
     assert "no validation was recorded" in last.evidence["overridden"]
 
 
-def test_a_move_on_an_outdated_view_loses(registry):
+def test_a_transition_with_an_outdated_revision_is_refused(registry):
     registry.register(metadata())
     registry.transition_state("ranker", v("1.0.0"), S.VALIDATING, expected_revision=0)
     with pytest.raises(LostRaceError, match="expected revision 0, found 1"):
@@ -364,7 +364,7 @@ def test_a_rollback_without_a_way_back_changes_nothing(registry):
     assert registry.production("ranker").version == v("1.0.0")
 
 
-def test_a_promotion_can_retire_what_served_before(registry):
+def test_a_transition_can_retire_what_served_before(registry):
     for version in ("1.0.0", "1.1.0"):
         registry.register(metadata(version))
     bring(registry, "1.0.0", S.PRODUCTION)

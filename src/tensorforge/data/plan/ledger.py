@@ -19,6 +19,7 @@ from tensorforge.data.plan.intervals import (
 )
 from tensorforge.data.plan.shards import DataShard, partition
 from tensorforge.errors import ConflictError, EncodingError, IntegrityError, InvalidInputError
+from tensorforge.validation import whole_number
 
 _PACKED_FORMAT = 1
 
@@ -64,13 +65,8 @@ class Ledger:
 
     def __post_init__(self) -> None:
         for name, least in (("size", 0), ("shards", 1), ("epoch", 0), ("committed_step", -1)):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise InvalidInputError(
-                    f"{name} = {value!r}: must be a whole number, {least} or more"
-                )
-        if type(self.samples) is not int:
-            raise InvalidInputError(f"samples = {self.samples!r}: must be a whole number")
+            whole_number(name, getattr(self, name), least=least)
+        whole_number("samples", self.samples)
         if self.consumed and self.consumed.ranges[-1][1] > self.size:
             raise InvalidInputError(f"consumed reaches beyond the {self.size} samples of an epoch")
 

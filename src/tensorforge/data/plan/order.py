@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tensorforge.data.plan.shards import DataShard, partition
 from tensorforge.errors import InvalidInputError
+from tensorforge.validation import whole_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -159,12 +160,12 @@ class ShuffledOrder:
         window: int = 16,
         stream: int = 0,
     ) -> None:
-        _whole("size", size, 0, MAX_SIZE)
-        _whole("seed", seed, None, None)
-        _whole("epoch", epoch, 0, None)
-        _whole("block", block, 1, None)
-        _whole("window", window, 1, None)
-        _whole("stream", stream, 0, None)
+        whole_number("size", size, least=0, most=MAX_SIZE)
+        whole_number("seed", seed)
+        whole_number("epoch", epoch, least=0)
+        whole_number("block", block, least=1)
+        whole_number("window", window, least=1)
+        whole_number("stream", stream, least=0)
         self.size, self.seed, self.epoch = size, seed, epoch
         self.block, self.window, self.stream = block, window, stream
         identity = f"{size} {seed} {epoch} {block} {window} {stream}"
@@ -325,12 +326,3 @@ def _divmod(values: Words, divisor: int) -> tuple[Words, Words]:
 def _keys(identity: str) -> tuple[int, ...]:
     words = hashlib.shake_256(identity.encode()).digest(8 * _ROUNDS_WHEN_SMALL)
     return tuple(int.from_bytes(words[at : at + 8]) for at in range(0, len(words), 8))
-
-
-def _whole(name: str, value: object, least: int | None, most: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidInputError(f"{name} = {value!r}: must be a whole number")
-    if least is not None and value < least:
-        raise InvalidInputError(f"{name} = {value}: must be at least {least}")
-    if most is not None and value > most:
-        raise InvalidInputError(f"{name} = {value}: must be at most {most}")

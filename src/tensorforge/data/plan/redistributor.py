@@ -16,6 +16,7 @@ from tensorforge.data.plan.plan import DataRedistributionPlan, DataTransfer, Own
 from tensorforge.data.plan.plan_validation import PlanValidation, validate_plan
 from tensorforge.data.plan.shards import DataShard
 from tensorforge.errors import ConfigurationError, InvalidInputError
+from tensorforge.validation import whole_number
 
 Piece = tuple[int, int, WorkerId | None]
 """A range and the worker that serves it; `None` is the origin."""
@@ -57,7 +58,7 @@ class DataRedistributor:
         that no worker of `new` and no `departing` worker (leaving, but still serving) holds come from the
         origin. `samples_per_second` is the measured rate at which one destination receives.
         """
-        _check_size(total_dataset_size)
+        whole_number("total_dataset_size", total_dataset_size, least=0)
         everything = IntervalSet.span(total_dataset_size)
         if not everything.issuperset(consumed):
             raise InvalidInputError(
@@ -173,11 +174,6 @@ class DataRedistributor:
             return deal(remaining, len(new.workers))
         parts = [held.get(worker, NOTHING) for worker in new.workers]
         return move_least(parts, remaining, merge=merge)
-
-
-def _check_size(size: int) -> None:
-    if type(size) is not int or size < 0:
-        raise InvalidInputError(f"total_dataset_size = {size!r}: must be a whole number, 0 or more")
 
 
 def _check_partition(shards: Sequence[DataShard]) -> None:

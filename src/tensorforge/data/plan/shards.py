@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tensorforge.errors import InvalidInputError
+from tensorforge.validation import whole_number
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -23,9 +24,7 @@ class DataShard:
         ):
             return
         for name in ("shard_id", "start_index", "end_index"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 0:
-                raise InvalidInputError(f"{name} = {value!r}: must be a whole number, 0 or more")
+            whole_number(name, getattr(self, name), least=0)
         raise InvalidInputError(
             f"start_index = {self.start_index}: must not exceed end_index = {self.end_index}"
         )

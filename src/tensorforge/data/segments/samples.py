@@ -9,6 +9,7 @@ from typing import Any, Final, cast
 
 from tensorforge.encoding import decode, encode
 from tensorforge.errors import EncodingError, InvalidInputError
+from tensorforge.validation import whole_number
 
 _DTYPE: Final = re.compile(r"[<|][iufb](1|2|4|8)")
 
@@ -28,8 +29,8 @@ class SampleSchema:
             raise InvalidInputError(
                 f"dtype = {self.dtype!r}: must be a little-endian numpy type such as '<i4', or None"
             )
-        if any(type(length) is not int or length < 0 for length in self.shape):
-            raise InvalidInputError(f"shape = {self.shape!r}: must be whole numbers, 0 or more")
+        for axis, length in enumerate(self.shape):
+            whole_number(f"shape[{axis}]", length, least=0)
         if self.dtype is None and self.shape:
             raise InvalidInputError(f"shape = {self.shape!r}: records have no shape")
 

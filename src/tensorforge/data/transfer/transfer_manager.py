@@ -32,6 +32,7 @@ from tensorforge.errors import (
     TransferError,
 )
 from tensorforge.resilience import RetryPolicy, is_retryable
+from tensorforge.validation import whole_number
 
 _RATE_WINDOW_SECONDS = 30.0
 
@@ -136,9 +137,7 @@ class DataTransferManager:
         timeout: float = 10.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        if type(max_concurrent_transfers) is not int or max_concurrent_transfers < 1:
-            rule = "must be a whole number, 1 or more"
-            raise ConfigurationError("max_concurrent_transfers", max_concurrent_transfers, rule)
+        whole_number("max_concurrent_transfers", max_concurrent_transfers, least=1)
         parallel = config is None or config.use_parallel_data_transfer
         self.max_concurrent_transfers = max_concurrent_transfers if parallel else 1
         self.worker, self.generation = worker, generation

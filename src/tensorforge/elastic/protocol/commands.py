@@ -6,9 +6,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from tensorforge.elastic.protocol.messages import Name, Text
+from tensorforge.elastic.protocol.messages import Name, Text, decode
 from tensorforge.elastic.protocol.reasons import Requester
-from tensorforge.errors import EncodingError
 
 SERVICE = "tensorforge.Coordinator"
 """The gRPC service; its methods are Join, Status, Watch and Control."""
@@ -55,10 +54,7 @@ _decoder: msgspec.json.Decoder[Command] = msgspec.json.Decoder(Command)
 
 def from_bytes(data: bytes, peer: str) -> Command:
     """Decode a command; anything else is an `EncodingError`. `peer` is the name of a client that gives none."""
-    try:
-        command = _decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise EncodingError(f"not a command: {error}") from error
+    command = decode(_decoder, data, "a command")
     if isinstance(command, ReportExit) or command.by:
         return command
     return msgspec.structs.replace(command, by=peer)

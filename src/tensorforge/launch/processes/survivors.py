@@ -1,4 +1,4 @@
-"""Which members that the journal names have ended: what a new launch must know of the last one."""
+"""Whether the process of a member in the journal has ended, for a launch that continues an earlier one."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from tensorforge.processes import ProcessIdentity
 
 
 def is_gone(seat: Seat, host: str) -> bool:
-    """Whether the member's process does not run on this machine any more; one elsewhere is never gone.
+    """Whether the member's process has certainly ended; `False` for a process on another machine.
 
-    `host` is where this machine's workers reach the coordinator.
+    `host`: the address at which this machine's workers reach the coordinator.
     """
     hostname = seat.worker.hostname
     process = _process(seat)

@@ -1,7 +1,7 @@
-"""Ways to place blocks, for comparison on the same trace.
+"""Placement policies, to be compared on the same trace.
 
-An online policy sees one request at a time and answers an offset. Its address space has no end; `reserved` is
-how much of it was ever needed at once: what a pool of this policy must have.
+An online policy sees one request at a time and returns an offset. Its address space is unbounded; `reserved` is
+the largest extent that it has used, which is the size that a pool with this policy needs.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ GRANULARITY = 512
 
 
 class Policy(Protocol):
-    """Places blocks. A block is freed with the offset and the size it was allocated with."""
+    """Places blocks. A block is freed with its offset and the size of its request."""
 
     @property
     def reserved(self) -> int:
         """The bytes that this policy has needed so far."""
 
     def allocate(self, size: int) -> int:
-        """The offset for a new block."""
+        """Place a new block and return its offset."""
 
     def free(self, offset: int, size: int) -> None:
-        """Take a block back."""
+        """Free a block."""
 
 
 class BestFit:
-    """What `MemoryPool` does: the smallest hole that fits, the lowest among equals.
+    """The policy of `MemoryPool`: the smallest hole that fits, the lowest among equals.
 
-    With `small_block`, requests below it go to the far end of the address space: two-ended best fit.
+    With `small_block`, smaller requests go to the top end of the address space: two-ended best fit.
     """
 
     def __init__(self, small_block: int = 0) -> None:
@@ -44,7 +44,7 @@ class BestFit:
 
     @property
     def reserved(self) -> int:
-        """The extent from the bottom, and the one from the top."""
+        """The extent used from the bottom plus the extent used from the top."""
         return self._low + self._high
 
     def allocate(self, size: int) -> int:
@@ -59,12 +59,12 @@ class BestFit:
         return offset
 
     def free(self, offset: int, size: int) -> None:
-        """Take a block back and merge it with the holes beside it."""
+        """Free a block and merge it with adjacent holes."""
         self._space.give(offset, _rounded(size))
 
 
 class FirstFit:
-    """The lowest hole that fits, found by looking at each."""
+    """The lowest hole that fits, found by linear search."""
 
     def __init__(self) -> None:
         self._holes: list[tuple[int, int]] = [(0, UNBOUNDED)]
@@ -80,7 +80,7 @@ class FirstFit:
         return offset
 
     def free(self, offset: int, size: int) -> None:
-        """Take a block back and merge it with the holes beside it."""
+        """Free a block and merge it with adjacent holes."""
         end = offset + _rounded(size)
         index = next((i for i, (start, _) in enumerate(self._holes) if start >= end), None)
         index = len(self._holes) if index is None else index
@@ -95,9 +95,9 @@ class FirstFit:
 
 
 class TwoLevelSegregatedFit:
-    """TLSF: any hole from the first size class in which every hole fits, the newest first.
+    """TLSF: the newest hole of the first non-empty size class in which every hole is large enough.
 
-    32 classes to each power of two; constant time, at the price of not looking for the best hole.
+    There are 32 classes per power of two. It takes constant time, but does not find the smallest hole.
     """
 
     def __init__(self) -> None:
@@ -122,7 +122,7 @@ class TwoLevelSegregatedFit:
         return offset
 
     def free(self, offset: int, size: int) -> None:
-        """Take a block back and merge it with the holes beside it."""
+        """Free a block and merge it with adjacent holes."""
         end = offset + _rounded(size)
         if end in self._hole_at:
             above = self._hole_at[end]
@@ -182,7 +182,7 @@ class CachingSegments:
         return piece[0]
 
     def free(self, offset: int, size: int) -> None:
-        """Take a block back into its segment."""
+        """Return a block to its segment."""
         taken = self._extra.pop(offset)
         self._pools[_rounded(size) <= self._SMALL].give(offset, taken)
 
@@ -195,7 +195,7 @@ class CachingSegments:
 
 
 class _Segments:
-    """Free pieces that merge with their neighbours, but never across the end of a segment."""
+    """Free pieces that merge with adjacent ones, but never across the end of a segment."""
 
     def __init__(self) -> None:
         self._pieces: dict[int, int] = {}
@@ -241,18 +241,18 @@ ONLINE: dict[str, Callable[[], Policy]] = {
     "tlsf": TwoLevelSegregatedFit,
     "pytorch-like": CachingSegments,
 }
-"""The online policies by name; the first is what `MemoryPool` does by default."""
+"""The online policies by name; the first is the policy of `MemoryPool`."""
 
 OFFLINE = "offline"
-"""The name of the planner that knows the whole trace."""
+"""The name of the planner that knows the complete trace in advance."""
 
 POLICY_NAMES = (*ONLINE, OFFLINE)
 
 
 def online_policy(name: str) -> Policy:
-    """A new policy of this name; an unknown one is a `NotFoundError` that lists them."""
+    """A new policy of this name; an unknown name is a `NotFoundError` that lists the known ones."""
     if name not in ONLINE:
-        raise NotFoundError(f"no policy is called {name!r}; there are {', '.join(POLICY_NAMES)}")
+        raise NotFoundError(f"no policy is named {name!r}; known are {', '.join(POLICY_NAMES)}")
     return ONLINE[name]()
 
 

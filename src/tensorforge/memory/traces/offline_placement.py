@@ -1,9 +1,9 @@
-"""Placing every block of a trace with its whole future known.
+"""Places every block of a trace with all lifetimes known in advance.
 
-Blocks are placed one after the other, each at the lowest offset that is free during its whole life. The order
-decides: large blocks first is good, and where it leaves some sticking out above what is in use at most, these
-are moved to the front and the rest is placed again. Training steps repeat, so a plan made from one recorded
-run tells how small a pool of this model can be.
+Blocks are placed one after the other, each at the lowest offset that is free during its lifetime. The
+result depends on the order: large blocks first is good. If some blocks then end above the peak of bytes in
+use, they are put first in the order, and all blocks are placed again. Training steps repeat, so a plan made
+from one recorded run shows how small a pool for this model can be.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CLOSE_ENOUGH = 1.005
 def plan_offsets(
     lifetimes: Sequence[Lifetime], *, granularity: int = 1
 ) -> tuple[dict[int, int], int]:
-    """Offsets by block, and the bytes that the plan needs. Blocks alive together never overlap."""
+    """The offset of each block, and the bytes needed. Blocks with overlapping lifetimes never overlap."""
     lives = [life._replace(size=-(-life.size // granularity) * granularity) for life in lifetimes]
     bound = _peak(lives)
     best: tuple[dict[int, int], int] | None = None
@@ -80,7 +80,7 @@ def _lowest_gap(
     ends: np.ndarray[tuple[int], np.dtype[np.int64]],
     size: int,
 ) -> int:
-    """The lowest offset with `size` bytes free between the given ranges, which may overlap."""
+    """The lowest offset at which `size` bytes are outside the given ranges, which may overlap."""
     import numpy as np
 
     if not len(offsets):

@@ -1,4 +1,4 @@
-"""Will it fit, how large must the pool be, and what is in the way?"""
+"""Judges a pool by a trace: whether the trace fits, how large the pool must be, what fragments it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CULPRITS = 8
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Blocks of one label that stood between holes at the worst moment.
+    """The blocks of one label that separated holes when best fit needed the most memory.
 
-    `hole_bytes` is the free space just above them that nothing could use together with other free space.
+    `hole_bytes` is the free space directly above these blocks.
     """
 
     label: str
@@ -32,12 +32,12 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """What a trace says about the pool it needs; all sizes in bytes.
+    """What a trace says about the pool that it needs; all sizes are in bytes.
 
-    `smallest_pool` was found by running the trace in it. `growth_per_second` is what stays in use for good,
-    and `oom_seconds` what that means for the pool judged (`capacity`): infinity if nothing grows.
-    `pressure` has the median, the 95th percentile and the peak of bytes in use over `capacity`. The `worst`
-    moment is the one at which best fit needed the most: `worst_waste` bytes of that were holes.
+    `smallest_pool` was found by replaying the trace in it. `growth_per_second` counts bytes that stay in
+    use; at that rate a pool of `capacity` is full after `oom_seconds` (infinity without growth). `pressure`
+    is the median, the 95th percentile and the maximum of bytes in use divided by `capacity`. At `worst_time`
+    best fit needed the most memory; `worst_waste` bytes of it were holes.
     """
 
     trace: str
@@ -64,9 +64,9 @@ def advise_pool(
     headroom: float = 1.1,
     page_size: int = 2 << 20,
 ) -> Advice:
-    """Judge a pool of `capacity` bytes for this trace; without one, the pool that is recommended."""
+    """Judge a pool of `capacity` bytes, by default the recommended size, for this trace."""
     if not trace.events:
-        raise InvalidInputError(f"the trace {trace.name!r} is empty: there is nothing to advise on")
+        raise InvalidInputError(f"the trace {trace.name!r} is empty")
     if capacity is not None and capacity <= 0:
         raise InvalidInputError(f"capacity = {capacity}: must be positive")
     result = replay_trace(trace, _DEFAULT_POLICY)
@@ -98,10 +98,10 @@ def advise_pool(
 
 
 def smallest_pool(trace: AllocationTrace, enough: int) -> int:
-    """A capacity at which the trace fits by best fit while one step less does not.
+    """A capacity in which best fit serves the trace while a slightly smaller one fails.
 
-    `enough` is where the search starts. With another capacity best fit places blocks differently, so a
-    smaller pool may exist by luck; none is promised.
+    The search starts at `enough`. Best fit places blocks differently in another capacity, so a still
+    smaller one may happen to suffice.
     """
     step = GRANULARITY
     while not replay_bounded(trace, enough).fits:
@@ -117,11 +117,11 @@ def smallest_pool(trace: AllocationTrace, enough: int) -> int:
 
 
 def growth_per_second(trace: AllocationTrace) -> float:
-    """How fast bytes that stay in use are added, per second.
+    """The bytes per second that are allocated and stay in use.
 
-    Counted is what is allocated between 40 % and 65 % of the way through the trace and still in use at 90 %:
-    late enough that a program has set itself up, early enough that a training step has given back what it
-    took, and before it leaves. A trace should have at least four steps.
+    These are the bytes allocated between 40 % and 65 % of the events and still in use at 90 %. By then the
+    program has set itself up, training steps have freed their memory, and the program has not begun to end.
+    A trace should have at least four steps.
     """
     start, stop, judged = (len(trace) * percent // 100 for percent in (40, 65, 90))
     kept = sum(
@@ -134,7 +134,7 @@ def growth_per_second(trace: AllocationTrace) -> float:
 def fragmentation_sources(
     trace: AllocationTrace, result: Replay, event: int
 ) -> tuple[Culprit, ...]:
-    """Whose blocks keep holes apart just after `event`: the labels with the most free bytes above them."""
+    """The labels whose blocks separate holes just after `event`, those with the most free bytes first."""
     alive = [life for life in trace.lifetimes() if life.start <= event < life.stop]
     alive.sort(key=lambda life: result.position(life.block))
     sums: dict[str, list[int]] = defaultdict(lambda: [0, 0, 0])
@@ -164,7 +164,7 @@ def _rounded_peak(trace: AllocationTrace) -> int:
 
 
 def _smallest_with_compaction(trace: AllocationTrace) -> int:
-    """With compaction the rounded peak is enough; running the trace in it confirms that."""
+    """With compaction the rounded peak suffices; replaying the trace in it confirms that."""
     capacity = _rounded_peak(trace)
     verdict = replay_bounded(trace, capacity, compact=True)
     return capacity if verdict.fits else smallest_pool(trace, capacity)

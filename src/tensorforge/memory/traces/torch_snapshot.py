@@ -1,7 +1,7 @@
-"""PyTorch's memory snapshots: reading what `torch.cuda.memory._dump_snapshot` wrote, and writing the same.
+"""PyTorch's memory snapshots: reads what `torch.cuda.memory._dump_snapshot` writes, and writes the same format.
 
-A snapshot is a pickle of plain containers. Reading it here admits nothing else: a file that names any class or
-function is refused before it can call it. Exports open in `torch.cuda._memory_viz` and on
+A snapshot is a pickle of plain containers. The reader refuses a file that names any class or function, before
+anything can be called. Exported snapshots open in `torch.cuda._memory_viz` and on
 https://pytorch.org/memory_viz.
 """
 
@@ -27,12 +27,12 @@ _BASE_ADDRESS = 1 << 40
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise EncodingError(
-            f"the snapshot asks for {module_name}.{global_name}; a memory snapshot holds plain data only"
+            f"the snapshot names {module_name}.{global_name}; a memory snapshot may contain only plain data"
         )
 
 
 def load_trace(path: str | Path, *, device: int = 0) -> AllocationTrace:
-    """The trace in a file, whatever it is: one of ours, or a PyTorch snapshot as pickle or JSON."""
+    """Read a trace from a file: a TensorForge trace, or a PyTorch snapshot as pickle or JSON."""
     path = Path(path)
     if not path.is_file():
         raise NotFoundError(f"there is no file {path}")
@@ -45,7 +45,7 @@ def load_trace(path: str | Path, *, device: int = 0) -> AllocationTrace:
 
 
 def load_pickle(path: Path) -> Json:
-    """The plain data in a pickle; anything else is an `EncodingError`."""
+    """Read the plain data in a pickle; anything else is an `EncodingError`."""
     try:
         return _PlainUnpickler(io.BytesIO(path.read_bytes())).load()
     except EncodingError:
@@ -57,10 +57,10 @@ def load_pickle(path: Path) -> Json:
 def trace_of_snapshot(
     snapshot: Json, *, device: int = 0, name: str = "snapshot"
 ) -> AllocationTrace:
-    """The allocations that a snapshot's history of one device tells of.
+    """The trace of one device's history in a snapshot.
 
-    What was in use before the history begins counts as allocated at its start: blocks whose release is
-    the first that is heard of them, and blocks that are in use at the end without having been allocated.
+    Blocks that were in use before the history begins count as allocated at its start. These are the blocks
+    whose first event is a release, and those in use at the end without an allocation in the history.
     """
     try:
         history = snapshot["device_traces"][device]
@@ -84,7 +84,7 @@ def trace_of_snapshot(
 
 
 def snapshot_of_replay(trace: AllocationTrace, result: Replay) -> Json:
-    """A snapshot that shows a trace as a policy placed it, in one segment of the size it needed."""
+    """A snapshot of a trace as a policy placed it, in one segment of the size that the policy needed."""
     size = result.peak_reserved
     addresses = {block: _BASE_ADDRESS + result.position(block) for block in result.offsets}
     events: list[Json] = [_action("segment_alloc", _BASE_ADDRESS, size, 0, "")]
@@ -109,7 +109,7 @@ def snapshot_of_replay(trace: AllocationTrace, result: Replay) -> Json:
 
 
 def save_snapshot(snapshot: Json, path: str | Path) -> None:
-    """Write a snapshot: as JSON if the name ends in `.json`, otherwise as the pickle PyTorch reads."""
+    """Write a snapshot: as JSON if the name ends in `.json`, otherwise as a pickle for PyTorch."""
     path = Path(path)
     if path.suffix == ".json":
         path.write_text(json.dumps(snapshot))
@@ -128,7 +128,7 @@ def _events(
         yield Event(0.0, number, size, label)
     count, now = len(earlier), 0.0
     for microseconds, address, size, action, label in rows:
-        now = max(now, (microseconds - origin) / 1e6)  # clocks of several streams may disagree
+        now = max(now, (microseconds - origin) / 1e6)  # the clocks of several streams may differ
         if address in live:
             number, old = live.pop(address)
             yield Event(now, number, -old)

@@ -1,4 +1,4 @@
-"""How much one caller may ask for."""
+"""How many requests a caller may send, and how large they may be."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tensorforge.errors import ConfigurationError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The service's limits. `rate` requests per second are allowed for long, `burst` at once."""
+    """The limits of the service: `rate` requests per second and caller on average, `burst` at once."""
 
     rate: float = 2_000.0
     burst: int = 4_000
@@ -29,10 +29,10 @@ class Limits:
 
 
 class RateLimiter:
-    """A token bucket per caller: it holds at most `burst` and gains `rate` per second.
+    """One token bucket per caller, which has at most `burst` tokens and gains `rate` per second.
 
-    Remembers the `capacity` callers seen last; one that was forgotten begins with a full bucket, which
-    is what it would have by then unless more callers than that are active at once.
+    Only the buckets of the last `capacity` callers are kept. A caller whose bucket was dropped starts with a
+    full one.
     """
 
     def __init__(self, rate: float, burst: int, *, capacity: int = 10_000) -> None:
@@ -43,7 +43,7 @@ class RateLimiter:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
 
     def wait_for(self, caller: str, now: float) -> float:
-        """Take one request from the caller's bucket: 0.0, or the seconds until there is one to take."""
+        """Take a token from the caller's bucket; returns 0.0, or the seconds until there is one."""
         with self._lock:
             level, since = self._buckets.pop(caller, (self._burst, now))
             level = min(self._burst, level + max(0.0, now - since) * self._rate)

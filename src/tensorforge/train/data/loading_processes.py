@@ -28,9 +28,10 @@ from typing import Any
 
 import torch
 
-from tensorforge.errors import ConfigurationError, UnavailableError
+from tensorforge.errors import UnavailableError
 from tensorforge.train.data import batch_pipe
 from tensorforge.train.data.batch_loading import BatchSource, MicroBatch
+from tensorforge.validation import one_of, whole_number
 
 _PR_SET_PDEATHSIG = 1
 _EXIT_SECONDS = 2.0
@@ -56,21 +57,10 @@ class Loading:
     multiprocessing_context: str = "fork"
 
     def __post_init__(self) -> None:
-        for field, least in (("num_workers", 0), ("prefetch_factor", 1)):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigurationError(field, value, f"must be a whole number, at least {least}")
-        if self.prefetch_factor > _MAX_PREFETCH:
-            raise ConfigurationError(
-                "prefetch_factor", self.prefetch_factor, f"must be at most {_MAX_PREFETCH}"
-            )
+        whole_number("num_workers", self.num_workers, least=0)
+        whole_number("prefetch_factor", self.prefetch_factor, least=1, most=_MAX_PREFETCH)
         known = multiprocessing.get_all_start_methods()
-        if self.multiprocessing_context not in known:
-            raise ConfigurationError(
-                "multiprocessing_context",
-                self.multiprocessing_context,
-                f"must be one of {', '.join(known)}",
-            )
+        one_of("multiprocessing_context", self.multiprocessing_context, known)
 
 
 class LoadingProcesses:

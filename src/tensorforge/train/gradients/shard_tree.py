@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Generic, TypeVar
 
 from tensorforge.errors import InvalidInputError
+from tensorforge.validation import is_whole_number
 
 Node = tuple[int, int]
 Value = TypeVar("Value")
@@ -20,7 +21,7 @@ class ShardTree:
     """The tree over shards `0 .. shards - 1`."""
 
     def __init__(self, shards: int) -> None:
-        if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+        if not is_whole_number(shards) or shards < 1:
             raise InvalidInputError(f"shards = {shards!r}: a tree needs at least one shard")
         self.shards = shards
         self.root: Node = (0, shards)

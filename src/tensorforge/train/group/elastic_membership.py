@@ -8,6 +8,7 @@ import ssl
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.workers import WorkerId
@@ -22,7 +23,7 @@ from tensorforge.errors import (
     TrainingAbortedError,
 )
 from tensorforge.train.data.shard_plane import DataAccess
-from tensorforge.train.group.membership import Progress, RunEnd
+from tensorforge.train.group.membership import RunEnd
 
 _STORE = "store"
 _FLUSH_SECONDS = 30.0
@@ -115,16 +116,16 @@ class ElasticMembership:
         """Answer the second half of the rescale barrier."""
         self._worker.formed(generation, {what: count for what, count in moved.items() if count})
 
-    def report(self, progress: Progress) -> None:
-        """Send the step with the next heartbeat."""
+    def report(self, step: CommittedStep) -> None:
+        """Send the committed step with the next heartbeat."""
         self._worker.report_progress(
-            progress.generation,
-            progress.epoch,
-            progress.step,
-            progress.learning_rate,
-            progress.samples,
-            progress.metrics,
-            global_batch_size=progress.global_batch_size,
+            step.generation,
+            step.epoch,
+            step.step,
+            step.learning_rate,
+            step.samples,
+            step.metrics,
+            global_batch_size=step.samples,
         )
 
     def suspect(self, generation: int, reason: str) -> None:

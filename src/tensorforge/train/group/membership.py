@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
@@ -25,19 +26,6 @@ class RunEnd:
 
     outcome: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """A committed step, as it is reported."""
-
-    generation: int
-    epoch: int
-    step: int
-    learning_rate: float
-    samples: int
-    global_batch_size: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Membership(Protocol):
@@ -84,7 +72,7 @@ class Membership(Protocol):
         """Say that this worker is in the group, with the state of all members, and what was moved for that."""
         ...
 
-    def report(self, progress: Progress) -> None:
+    def report(self, step: CommittedStep) -> None:
         """Report a committed step."""
         ...
 
@@ -200,7 +188,7 @@ class FixedMembership:
     def formed(self, generation: int, moved: Mapping[str, int]) -> None:
         """Do nothing: no coordinator waits for it."""
 
-    def report(self, progress: Progress) -> None:
+    def report(self, step: CommittedStep) -> None:
         """Do nothing: no coordinator collects reports."""
 
     def suspect(self, generation: int, reason: str) -> None:  # noqa: ARG002

@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.environment import COORDINATOR
 from tensorforge.errors import (
     ClosedError,
@@ -28,7 +29,7 @@ from tensorforge.train.data.shard_plane import ShardPlane
 from tensorforge.train.evaluation import Evaluation
 from tensorforge.train.group.agreement import agree
 from tensorforge.train.group.gloo_group import GenerationGroup, GroupAbortedError
-from tensorforge.train.group.membership import FixedMembership, Membership, Progress, RunEnd
+from tensorforge.train.group.membership import FixedMembership, Membership, RunEnd
 from tensorforge.train.group.session import FormOutcome, Requests, Session
 from tensorforge.train.loop.engine import StepEngine
 from tensorforge.train.loop.step import Step
@@ -37,6 +38,7 @@ from tensorforge.train.run_checkpoints import Checkpointer, CheckpointPlan
 from tensorforge.train.run_config import RunConfig
 from tensorforge.train.run_log import RunLog
 from tensorforge.train.signals import SignalHandlers
+from tensorforge.validation import whole_number
 
 
 class Run:
@@ -296,18 +298,16 @@ class Run:
     def _report(self, step: PreparedStep) -> None:
         """Report a committed step to the coordinator and write it to the run's log."""
         self._last_metrics = step.metrics
-        samples = sum(part.size for part in step.taken)
-        progress = Progress(
+        committed = CommittedStep(
             generation=self._session.generation,
             epoch=step.epoch,
             step=step.step,
             learning_rate=self.state.applied_rate,
-            samples=samples,
-            global_batch_size=samples,
+            samples=sum(part.size for part in step.taken),
             metrics=step.metrics,
         )
-        self._membership.report(progress)
-        self._log.commit(self._session.rank, step.workers, asdict(progress))
+        self._membership.report(committed)
+        self._log.commit(self._session.rank, step.workers, committed)
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate if an evaluation is due; return `False` if the group broke meanwhile."""
@@ -365,8 +365,8 @@ class _Goal:
         if (epochs is None) == (total is None):
             raise InvalidInputError("steps: say how far to go, with either `epochs` or `total`")
         for name, value in (("epochs", epochs), ("total", total)):
-            if value is not None and (isinstance(value, bool) or value < 0):
-                raise InvalidInputError(f"{name} = {value!r}: must be a whole number, 0 or more")
+            if value is not None:
+                whole_number(name, value, least=0)
         self._epochs = epochs
         self._total = total
 

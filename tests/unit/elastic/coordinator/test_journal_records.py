@@ -15,7 +15,7 @@ from tensorforge.elastic.coordinator.machine.state_view import cluster_view
 from tensorforge.elastic.protocol import commands
 from tensorforge.elastic.protocol.reasons import Departure, DepartureKind, Requester
 from tensorforge.errors import EncodingError
-from tensorforge.testing.control import SimulatedCluster
+from tensorforge.testing.simulated_cluster import SimulatedCluster
 
 CONFIG = ElasticTrainingConfig(stability_window_ms=5_000, failure_tolerance_percentage=100)
 
@@ -103,7 +103,7 @@ def test_every_entry_is_read_as_it_was_written():
     for name in "abc":
         cluster.join(name)
     cluster.settle(step=0)
-    cluster.crash(cluster.puppets["c"])
+    cluster.disconnect(cluster.puppets["c"])
     cluster.settle(step=1)
     cluster.feed(commands.Scale(1, "x", requester=Requester.LAUNCHER))
     cluster.feed(commands.Stop("enough", "x"))

@@ -50,7 +50,7 @@ def test_a_worker_that_is_fenced_is_told_why_and_starts_over(worker, caplog):
 def test_a_worker_that_has_told_its_exception_is_not_told_of_it_again(worker, caplog):
     inbox, resend_buffer, state = worker
     caplog.set_level(logging.WARNING)
-    resend_buffer.say(messages.Abort(incarnation="first", generation=1, reason="ValueError: boom"))
+    resend_buffer.send(messages.Abort(incarnation="first", generation=1, reason="ValueError: boom"))
     inbox.receive(FENCED)
     assert caplog.text == ""
     assert state.is_leaving

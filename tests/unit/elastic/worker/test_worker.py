@@ -231,7 +231,7 @@ class Stream:
 def test_nothing_is_said_on_a_new_stream_before_its_welcome():
     worker = ElasticWorker(A, FAST)
     worker._connection = stream = Stream()
-    welcome = messages.Welcome(generation=0, workers=None, heartbeat_interval_ms=1)
+    welcome = messages.Welcome(generation=0, workers=None)
     worker._hello()
     worker._inbox.receive(welcome)
     worker._hello()  # the first stream broke

@@ -163,7 +163,7 @@ def test_what_changes_nothing_leaves_no_row(stored):
 def test_a_refused_change_of_tags_leaves_neither_tags_nor_a_row(stored):
     stored.register(metadata(tags={"a": "1"}))
     before = stored.verify_audit()
-    with pytest.raises(InvalidInputError, match="more than 200 tags"):
+    with pytest.raises(InvalidInputError, match="at most 200 tags"):
         stored.set_tags("ranker", v("1.0.0"), put={f"k{i}": "" for i in range(200)})
     assert stored.verify_audit() == before
     assert stored.require("ranker", v("1.0.0")).tags == {"a": "1"}

@@ -69,7 +69,6 @@ class Admission:
         is_standby = not self._has_room()
         participant = Participant(hello.worker, hello.incarnation, joined_at=now, last_seen=now)
         participant.connection = connection
-        participant.local_world_size = hello.local_world_size
         participant.attributes = dict(hello.attributes)
         state.roster.add(participant)
         state.open_groups.name_reused(hello.worker)
@@ -79,7 +78,7 @@ class Admission:
             state.first_join = now
         state.last_change = now
         state.watch_silence(now)
-        self._welcome(participant, connection, is_standby=is_standby)
+        self._welcome(participant, connection)
         state.out.note("info", f"{hello.worker} joined" + (" as a standby" if is_standby else ""))
 
     def _has_room(self) -> bool:
@@ -102,7 +101,6 @@ class Admission:
         if old is not None:
             state.out.close(old)
         participant.last_seen = now
-        participant.local_world_size = hello.local_world_size
         participant.attributes = dict(hello.attributes)
         is_member = state.roster.is_member(participant.id)
         is_current = is_member and hello.generation == state.generation
@@ -114,21 +112,12 @@ class Admission:
         state.out.note("info", f"{participant.worker} reconnected")
 
     def _welcome(
-        self,
-        participant: Participant,
-        connection: int,
-        *,
-        is_current: bool = False,
-        is_standby: bool = False,
+        self, participant: Participant, connection: int, *, is_current: bool = False
     ) -> None:
+        """Accept a stream. `is_current`: the worker knows the newest generation and is a member of it."""
         state = self._state
         if is_current:
             participant.known_generation = state.generation
-        welcome = messages.Welcome(
-            generation=state.generation,
-            workers=state.roster.members if is_current else None,
-            heartbeat_interval_ms=max(1, round(state.timeouts.heartbeat * 1000)),
-            is_standby=is_standby,
-            state=state.progress,
-        )
+        workers = state.roster.members if is_current else None
+        welcome = messages.Welcome(generation=state.generation, workers=workers)
         state.out.send((connection,), welcome)

@@ -11,7 +11,6 @@ from tensorforge.elastic.protocol.messages import (
     MemberReport,
     Progress,
     Ready,
-    State,
     distinct_runs,
 )
 
@@ -46,7 +45,6 @@ class Barrier:
         generation: int,
         members: Collection[Participant],
         formed_before: Collection[tuple[str, str]],
-        progress: State,
     ) -> FormationNotice:
         """What all members are told: every answer, and the step that all of them have to reach.
 
@@ -61,7 +59,6 @@ class Barrier:
             distinct=distinct,
             runs=runs,
             target_step=max(steps or [r.committed_step for r in reports]),
-            state=progress,
         )
 
     def _report(

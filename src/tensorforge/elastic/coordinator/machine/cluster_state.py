@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
+from typing import Any
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.workers import WorkerStatus
@@ -13,11 +14,14 @@ from tensorforge.elastic.coordinator.machine.barrier import Barrier
 from tensorforge.elastic.coordinator.machine.instructions import InstructionList
 from tensorforge.elastic.coordinator.machine.open_groups import OpenGroups
 from tensorforge.elastic.coordinator.machine.rescale_log import RescaleLog
-from tensorforge.elastic.coordinator.machine.rescale_policy import Tolerance, worker_limit
+from tensorforge.elastic.coordinator.machine.rescale_policy import (
+    Tolerance,
+    check_target,
+    worker_limit,
+)
 from tensorforge.elastic.coordinator.machine.roster import Participant, Roster
 from tensorforge.elastic.protocol import messages
-from tensorforge.elastic.protocol.reasons import Departure
-from tensorforge.elastic.protocol.rescale_record import RescaleRecord
+from tensorforge.elastic.protocol.reasons import Departure, DepartureKind
 from tensorforge.elastic.protocol.timeouts import Timeouts
 
 
@@ -59,7 +63,8 @@ class Suspicion:
 class ClusterState:
     """The data that the machine's parts share and change.
 
-    `restored` is the state that the journal of an earlier coordinator adds up to.
+    `restored` is the state that the journal of an earlier coordinator adds up to. `utc_origin` is the UTC
+    time, in seconds, at which `now` was 0; it only dates the records.
     """
 
     def __init__(
@@ -71,6 +76,8 @@ class ClusterState:
         restored: DurableState | None = None,
         utc_origin: float = 0.0,
     ) -> None:
+        if desired_workers is not None:
+            check_target(config, desired_workers)
         durable = restored or DurableState(history=[])
         self.config = config
         self.timeouts = Timeouts.derive(config)
@@ -113,11 +120,6 @@ class ClusterState:
         """The most members that the next generation may have."""
         return worker_limit(self.config, self.desired_workers)
 
-    @property
-    def history(self) -> list[RescaleRecord]:
-        """The rescales, newest last."""
-        return self.rescale_log.history
-
     def utc(self, at: float) -> datetime:
         """The moment `at` as a UTC time."""
         return datetime.fromtimestamp(self._utc_origin + at, UTC)
@@ -159,6 +161,11 @@ class ClusterState:
             global_batch_size=step.global_batch_size,
         )
 
+    def departure(self, kind: DepartureKind, who: Participant, **facts: Any) -> Departure:
+        """Why this worker leaves, with the present version of the target."""
+        version = self.target_version
+        return Departure(kind=kind, worker=who.id, target_version=version, **facts)
+
     def ignores(self, who: Participant, generation: int) -> bool:
         """Whether `generation` is not the newest one; then the sender of the message is told so."""
         if generation == self.generation:
@@ -166,8 +173,7 @@ class ClusterState:
         self.stale_messages += 1
         why = f"generation {generation} is not {self.generation}, the current one"
         if who.connection is not None:
-            stale = messages.Stale(generation=self.generation, reason=why)
-            self.out.send((who.connection,), stale)
+            self.out.send((who.connection,), messages.Stale(reason=why))
         self.out.note("info", f"{who.id}: a message was ignored: {why}")
         return True
 

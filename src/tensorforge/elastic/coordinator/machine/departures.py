@@ -28,12 +28,7 @@ class Departures:
         if who.finished or state.phase in (Phase.FINISHING, Phase.ENDED):
             return
         state.last_change = now
-        departure = Departure(
-            kind=DepartureKind.FAILED,
-            worker=who.id,
-            detail=why,
-            target_version=state.target_version,
-        )
+        departure = state.departure(DepartureKind.FAILED, who, detail=why)
         state.out.note("warning", str(departure))
         if state.roster.is_member(who.id):
             state.tolerance.losses += 1

@@ -103,7 +103,9 @@ class Generations:
     def _take_in(self, now: float) -> None:
         names = list(self._state.roster.waiting)
         if self._state.phase is Phase.GATHERING:
-            reason = _first(len(names))
+            reason = "the first worker is here"
+            if len(names) > 1:
+                reason = f"the first {len(names)} workers are here"
         elif not names:
             reason = "the group that was out of sight is known to have stopped"
         else:
@@ -135,7 +137,7 @@ class Generations:
             generation=state.generation,
             old_generation=old_generation,
             seats=tuple(p.seat for p in present),
-            type=_kind(old, members).value,
+            type=RescaleType.of(len(old), len(members)).value,
             reason=reason,
             urgent=state.urgent,
             paused=len(members) < state.config.min_workers or blocked_by is not None,
@@ -172,19 +174,18 @@ class Generations:
             knows = change is not None and participant.known_generation == old_generation
             (knowing if knows else others).append(participant.connection)
             participant.known_generation = state.generation
-        decision = state.history[-1]
-        whole = messages.Rescale(
+        decision = state.rescale_log.history[-1]
+        full = messages.Rescale(
             generation=state.generation,
             old_generation=old_generation,
             workers=state.roster.members,
             urgent=state.urgent,
-            paused=state.phase is Phase.PAUSED,
             reason=decision.reason,
             decided_at=datetime.fromisoformat(decision.decided_at),
         )
-        short = msgspec.structs.replace(whole, workers=None, change=change)
-        state.out.send(tuple(knowing), short)
-        state.out.send(tuple(others), whole)
+        difference = msgspec.structs.replace(full, workers=None, change=change)
+        state.out.send(tuple(knowing), difference)
+        state.out.send(tuple(others), full)
 
     def _close_barrier(self, now: float) -> None:
         state = self._state
@@ -206,9 +207,8 @@ class Generations:
     def send_formation(self, connections: tuple[int, ...]) -> None:
         """Send what all members said at the barrier, which has closed."""
         state = self._state
-        notice = state.barrier.notice(
-            state.generation, state.roster.present_members(), state.formed_seats, state.progress
-        )
+        members = state.roster.present_members()
+        notice = state.barrier.notice(state.generation, members, state.formed_seats)
         state.out.send(connections, notice)
 
     # How far it has come
@@ -242,13 +242,3 @@ class Generations:
         state.has_committed = True
         state.tolerance.forgive(len(state.roster.members))
         state.out.record(state.rescale_log.committed(progress, now))
-
-
-def _first(count: int) -> str:
-    return "the first worker is here" if count == 1 else f"the first {count} workers are here"
-
-
-def _kind(old: tuple[WorkerId, ...], new: tuple[WorkerId, ...]) -> RescaleType:
-    if len(new) == len(old):
-        return RescaleType.REPLACE
-    return RescaleType.SCALE_UP if len(new) > len(old) else RescaleType.SCALE_DOWN

@@ -23,9 +23,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.workers import WorkerStatus
-from tensorforge.elastic.coordinator.journal_records import DurableState, TargetSet
+from tensorforge.elastic.coordinator.journal_records import TargetSet
 from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.admission import Admission
 from tensorforge.elastic.coordinator.machine.cluster_state import ClusterState, Phase, Suspicion
@@ -36,7 +35,7 @@ from tensorforge.elastic.coordinator.machine.instructions import Instruction
 from tensorforge.elastic.coordinator.machine.rescale_policy import check_target
 from tensorforge.elastic.coordinator.machine.roster import Participant
 from tensorforge.elastic.protocol import commands, messages
-from tensorforge.elastic.protocol.reasons import Departure, DepartureKind, RunOutcome
+from tensorforge.elastic.protocol.reasons import DepartureKind, RunOutcome
 from tensorforge.errors import ConflictError
 from tensorforge.wording import counted
 
@@ -44,33 +43,15 @@ from tensorforge.wording import counted
 class Machine:
     """Membership, generations and rescales of one run.
 
-    `restored` is the state that the journal of an earlier coordinator adds up to. `utc_origin` is the UTC
-    time, in seconds, at which `now` was 0; it only dates the records. Times given to `handle` must never go
-    back, and a `Tick` must come at `next_deadline()` at the latest.
+    Times given to `handle` must never go back, and a `Tick` must come at `next_deadline()` at the latest.
     """
 
-    def __init__(
-        self,
-        config: ElasticTrainingConfig,
-        *,
-        now: float,
-        desired_workers: int | None = None,
-        restored: DurableState | None = None,
-        utc_origin: float = 0.0,
-    ) -> None:
-        if desired_workers is not None:
-            check_target(config, desired_workers)
-        self.state = ClusterState(
-            config,
-            now=now,
-            desired_workers=desired_workers,
-            restored=restored,
-            utc_origin=utc_origin,
-        )
-        self._departures = Departures(self.state)
-        self._generations = Generations(self.state, self._departures)
-        self._admission = Admission(self.state, self._departures, self._generations)
-        self._deadlines = Deadlines(self.state, self._departures, self._generations)
+    def __init__(self, state: ClusterState) -> None:
+        self.state = state
+        self._departures = Departures(state)
+        self._generations = Generations(state, self._departures)
+        self._admission = Admission(state, self._departures, self._generations)
+        self._deadlines = Deadlines(state, self._departures, self._generations)
         self._inputs: dict[type, Callable[[Any, float], None]] = {
             inputs.Received: self._received,
             inputs.Closed: self._closed,
@@ -165,7 +146,8 @@ class Machine:
             state.suspicion = Suspicion(now + state.timeouts.suspicion, text)
 
     def _leaves(self, who: Participant, message: messages.Leave, now: float) -> None:
-        self._dismiss(who, DepartureKind.LEFT, now, detail=message.reason)
+        departure = self.state.departure(DepartureKind.LEFT, who, detail=message.reason)
+        self._departures.dismiss(who, departure, now)
 
     def _finishes(self, who: Participant, message: messages.Finish, now: float) -> None:
         state = self.state
@@ -235,20 +217,17 @@ class Machine:
         state.out.record(entry)
         state.out.note("info", f"{command.by} wants {counted(command.workers, 'worker')}")
         for who in state.staying()[command.workers :]:
-            kind, workers = DepartureKind.SURPLUS, command.workers
-            self._dismiss(who, kind, now, by=command.by, workers=workers)
+            facts = {"by": command.by, "workers": command.workers}
+            departure = state.departure(DepartureKind.SURPLUS, who, **facts)
+            self._departures.dismiss(who, departure, now)
 
     def _remove(self, command: commands.Remove, now: float) -> None:
-        participant = self.state.roster.get(command.worker_id)
-        if participant is not None:
-            self._dismiss(participant, DepartureKind.REMOVED, now, by=command.by)
+        who = self.state.roster.get(command.worker_id)
+        if who is not None:
+            departure = self.state.departure(DepartureKind.REMOVED, who, by=command.by)
+            self._departures.dismiss(who, departure, now)
 
     def _stop(self, command: commands.Stop, _now: float) -> None:
         if self.state.ended is None:
             why = f"{command.by} stopped the run: {command.reason}"
             self._departures.end(RunOutcome.STOPPED, why, emergency=True)
-
-    def _dismiss(self, who: Participant, kind: DepartureKind, now: float, **facts: Any) -> None:
-        version = self.state.target_version
-        departure = Departure(kind=kind, worker=who.id, target_version=version, **facts)
-        self._departures.dismiss(who, departure, now)

@@ -8,7 +8,7 @@ both train the same run. No clock is involved, so a group that is cut off may tr
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.coordinator.journal_records import OpenGroup, Seat
@@ -31,18 +31,17 @@ class OpenGroups:
 
     def at_barrier(self, seat: Seat, generation: int) -> None:
         """The member has stopped training in every generation before this one."""
-        self._end_those_with(seat.worker.id, seat.incarnation, before=generation)
+        self._end_if(
+            seat.worker.id, lambda g, s: s.incarnation == seat.incarnation and g < generation
+        )
 
     def stopped(self, worker_id: str, incarnation: str) -> None:
         """The process of that name and incarnation has stopped for good."""
-        self._end_those_with(worker_id, incarnation)
+        self._end_if(worker_id, lambda _, seat: seat.incarnation == incarnation)
 
     def exited(self, worker_id: str, pid: int | None) -> None:
         """A process of that name was seen to end; with `pid`, the process of that id."""
-        for generation, seats in list(self._groups.items()):
-            seat = seats.get(worker_id)
-            if seat is not None and (pid is None or seat.pid in (None, str(pid))):
-                del self._groups[generation]
+        self._end_if(worker_id, lambda _, seat: pid is None or seat.pid in (None, str(pid)))
 
     def name_reused(self, worker: WorkerId) -> None:
         """A new process has this name.
@@ -50,10 +49,7 @@ class OpenGroups:
         On the same host this proves that the earlier process is gone: if it could reach the coordinator from
         there, it would have. On another host it proves nothing.
         """
-        for generation, seats in list(self._groups.items()):
-            seat = seats.get(worker.id)
-            if seat is not None and seat.worker.hostname == worker.hostname:
-                del self._groups[generation]
+        self._end_if(worker.id, lambda _, seat: seat.worker.hostname == worker.hostname)
 
     def blocked_by(self, seats: Iterable[Seat]) -> int | None:
         """The generation that may go on training beside a new group of these members; `None` if there is none.
@@ -69,13 +65,10 @@ class OpenGroups:
                 return generation
         return None
 
-    def _end_those_with(
-        self, worker_id: str, incarnation: str, *, before: int | None = None
-    ) -> None:
+    def _end_if(self, worker_id: str, has_stopped: Callable[[int, Seat], bool]) -> None:
+        """Drop the groups in which `has_stopped(generation, seat)` holds for this worker's seat."""
         for generation, seats in list(self._groups.items()):
-            seat = seats.get(worker_id)
-            is_earlier = before is None or generation < before
-            if seat is not None and seat.incarnation == incarnation and is_earlier:
+            if worker_id in seats and has_stopped(generation, seats[worker_id]):
                 del self._groups[generation]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.errors import ConfigurationError
+from tensorforge.validation import whole_number
 
 
 def allowed_losses(size: int, percentage: int) -> int:
@@ -24,8 +25,7 @@ def worker_limit(config: ElasticTrainingConfig, desired: int | None) -> int | No
 def check_target(config: ElasticTrainingConfig, workers: int) -> int:
     """Return `workers` if the cluster may have that many; otherwise raise `ConfigurationError`."""
     least, most = config.min_workers, config.max_workers
-    if isinstance(workers, bool) or not isinstance(workers, int):
-        raise ConfigurationError("workers", workers, "must be a whole number")
+    whole_number("workers", workers)
     if workers < least or (most is not None and workers > most):
         rule = f"must be at least min_workers ({least})"
         if most is not None:

@@ -25,7 +25,6 @@ class Participant:
     last_seen: float
     connection: int | None = None
     status: WorkerStatus = WorkerStatus.JOINING
-    local_world_size: int = 1
     attributes: dict[str, str] = field(default_factory=dict)
     known_generation: int | None = None
     progress: Progress | None = None

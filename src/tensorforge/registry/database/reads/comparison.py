@@ -1,4 +1,4 @@
-"""What changed between two versions of a model."""
+"""The comparison of two versions of a model."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COMPARED = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VersionDiff:
-    """Two versions side by side. `fields` and `tags` hold only what differs, as (before, after)."""
+    """Two versions and their differences. `fields` and `tags` have only what differs, as (before, after)."""
 
     before: ModelMetadata
     after: ModelMetadata
@@ -48,7 +48,10 @@ class VersionDiff:
 def compare(
     connection: sa.Connection, model_id: str, before: ModelVersion, after: ModelVersion
 ) -> VersionDiff:
-    """Compare two versions; `rollback` weighs the later one's figures against the earlier one's."""
+    """Compare two versions; `NotFoundError` if one is missing.
+
+    `rollback` assesses a rollback from `after` to `before` by their newest validations, if both have one.
+    """
     rows = [find_version(connection, model_id, version) for version in (before, after)]
     old, new = (to_metadata(row) for row in rows)
     records = [latest_validation(connection, model_id, row) for row in rows]

@@ -1,4 +1,4 @@
-"""The reading half of the registry: one consistent view per call."""
+"""`RegistryReader`: every question that a registry answers. Each call reads one consistent snapshot."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tensorforge.errors import InvalidInputError, NotFoundError
+from tensorforge.errors import NotFoundError
 from tensorforge.registry.database import audit
 from tensorforge.registry.database.audit import AuditEntry, AuditHead
 from tensorforge.registry.database.reads.comparison import VersionDiff, compare
 from tensorforge.registry.database.reads.search import (
-    MAX_PAGE,
     MODEL_SEARCH,
     VERSION_SEARCH,
+    Bounds,
     Document,
     Page,
-    Wanted,
-    Within,
+    PageRequest,
+    check_page_size,
     find_documents,
     find_page,
 )
@@ -33,8 +33,8 @@ from tensorforge.registry.database.rows import (
     VERSION_QUERY,
     find_model,
     find_version,
+    find_version_or_none,
     latest_validation,
-    look_for_version,
     parse_stored_version,
     parts_of,
     read_model,
@@ -63,29 +63,33 @@ from tensorforge.registry.domain.versions import ModelVersion
 from tensorforge.storage.database import Database
 from tensorforge.storage.prepared import Prepared, Row
 
+Clock = Callable[[], datetime]
+
 _RETIRED = (DeploymentState.DEPRECATED.value, DeploymentState.ARCHIVED.value)
 
 
 class RegistryReader:
-    """Everything that can be asked of a registry. Safe to share between threads."""
+    """The read methods of a registry. Threads may share a reader."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        # SQLite's driver gives the interpreter away at every row. Threads that fetch many rows at the same
-        # time would hand it back and forth, and finish later than one after the other.
-        self._turn = threading.Lock() if database.is_sqlite else contextlib.nullcontext()
+        # SQLite's driver releases the interpreter lock at every row. Threads that fetch many rows at the same
+        # time would pass the lock back and forth, and finish later than one after the other.
+        self._search_lock = threading.Lock() if database.is_sqlite else contextlib.nullcontext()
 
     def get(self, model_id: str, version: ModelVersion) -> ModelMetadata | None:
-        """A version, or `None` if there is no such model or version."""
+        """A version, or `None` if the model or the version does not exist."""
         check_text("model_id", model_id)
-        return self._point(VERSION_BY_PARTS, {"model_id": model_id, **parts_of(version)})
+        return self._fetch_one(VERSION_BY_PARTS, {"model_id": model_id, **parts_of(version)})
 
-    def _point(self, statement: Prepared, place: Mapping[str, Any]) -> ModelMetadata | None:
-        rows = self._database.fetch(statement, place)
+    def _fetch_one(
+        self, statement: Prepared, parameters: Mapping[str, Any]
+    ) -> ModelMetadata | None:
+        rows = self._database.fetch(statement, parameters)
         return to_metadata(rows[0]) if rows else None
 
     def require(self, model_id: str, version: ModelVersion) -> ModelMetadata:
-        """Like `get`, but `NotFoundError` says what is missing."""
+        """A version; `NotFoundError` says whether the model or the version is missing."""
         found = self.get(model_id, version)
         if found is None:
             with self._database.read() as connection:
@@ -93,19 +97,19 @@ class RegistryReader:
         return found
 
     def get_by_number(self, model_id: str, number: int) -> ModelMetadata | None:
-        """A version by its place in the order of registration, from 1."""
+        """A version by its number: versions of a model are numbered from 1 in the order of registration."""
         check_text("model_id", model_id)
-        return self._point(VERSION_BY_NUMBER, {"model_id": model_id, "number": number})
+        return self._fetch_one(VERSION_BY_NUMBER, {"model_id": model_id, "number": number})
 
     def get_latest(self, model_id: str) -> ModelMetadata | None:
-        """The highest version of a model by its number, whenever it was registered."""
+        """The highest version of a model, whenever it was registered; `None` if there is none."""
         query = VERSION_QUERY.where(MODELS.c.model_id == model_id)
         return self._first(query.order_by(*_descending()))
 
     def latest_in_state(
         self, model_id: str, states: Sequence[DeploymentState]
     ) -> ModelMetadata | None:
-        """The highest version of a model among those in the given states."""
+        """The highest version of a model that is in one of these states; `None` if there is none."""
         found = [self._highest(model_id, state) for state in states]
         return max(filter(None, found), key=lambda metadata: metadata.version, default=None)
 
@@ -119,7 +123,7 @@ class RegistryReader:
         return None if row is None else to_metadata(row)
 
     def list_versions(self, model_id: str) -> list[ModelVersion]:
-        """Every version of a model, the lowest first; empty if there is no such model."""
+        """Every version of a model, the lowest first; empty if the model does not exist."""
         query = (
             sa.select(*VERSION_ORDER.clauses)
             .join_from(VERSIONS, MODELS)
@@ -130,7 +134,7 @@ class RegistryReader:
             return [version_of(row) for row in connection.execute(query).mappings()]
 
     def find_by_state(self, state: DeploymentState) -> list[ModelMetadata]:
-        """Every version of every model that is in `state`, by model and version."""
+        """Every version of every model that is in `state`, sorted by model and version."""
         query = VERSION_QUERY.where(VERSIONS.c.state == state.value)
         with self._database.read() as connection:
             found = [to_metadata(row) for row in connection.execute(query).mappings()]
@@ -149,7 +153,7 @@ class RegistryReader:
             return connection.scalar(sa.select(sa.func.count()).select_from(table)) or 0
 
     def get_model(self, model_id: str) -> RegisteredModel:
-        """What holds for all versions of a model; `NotFoundError` if there is no such model."""
+        """A model; `NotFoundError` if there is none."""
         check_text("model_id", model_id)
         with self._database.read() as connection:
             return read_model(connection, model_id)
@@ -158,7 +162,7 @@ class RegistryReader:
         """The version that an alias points to; `NotFoundError` if the model has no such alias."""
         check_text("model_id", model_id)
         check_text("alias", alias)
-        found = self._point(VERSION_BY_ALIAS, {"model_id": model_id, "alias": alias})
+        found = self._fetch_one(VERSION_BY_ALIAS, {"model_id": model_id, "alias": alias})
         if found is None:
             with self._database.read() as connection:
                 find_model(connection, model_id)
@@ -166,7 +170,7 @@ class RegistryReader:
         return found
 
     def highest_in_range(self, model_id: str, versions: VersionRange) -> ModelMetadata | None:
-        """The highest version within a range that is neither deprecated nor archived."""
+        """The highest version in a range that is neither deprecated nor archived; `None` if there is none."""
         query = VERSION_QUERY.where(
             MODELS.c.model_id == model_id,
             _bound(versions.low) <= VERSION_ORDER,
@@ -176,16 +180,16 @@ class RegistryReader:
             query = query.where(_bound(versions.high) > VERSION_ORDER)
         return self._first(query.order_by(*_descending()))
 
-    def resolve(self, model_id: str, wanted: str) -> ModelMetadata:
-        """The version that a text means: `latest`, a state, a version or range, or an alias.
+    def resolve(self, model_id: str, text: str) -> ModelMetadata:
+        """The version that a text names: `latest`, a state, a version, a range or an alias.
 
-        `production` is the version that serves; another state means the highest version in it. A range means
-        the highest version within it that is neither deprecated nor archived; an exact version means
-        that one in any state.
+        `production` names the version that serves, any other state the highest version in it. A range names the
+        highest version in it that is neither deprecated nor archived; an exact version names that one in any
+        state. `NotFoundError` if there is no such version.
         """
-        check_text("version", wanted, limit=200, required=True)
+        check_text("version", text, limit=200, required=True)
         self.get_model(model_id)
-        word = wanted.removeprefix("@")
+        word = text.removeprefix("@")
         found: ModelMetadata | None
         if word.lower() == "latest":
             found = self.get_latest(model_id)
@@ -198,7 +202,7 @@ class RegistryReader:
         else:
             return self.get_by_alias(model_id, word)
         if found is None:
-            raise NotFoundError(f"no version of {model_id!r} is {wanted!r}")
+            raise NotFoundError(f"no version of {model_id!r} is {text!r}")
         return found
 
     def _in_range(self, model_id: str, versions: VersionRange) -> ModelMetadata | None:
@@ -217,19 +221,26 @@ class RegistryReader:
         model_id: str | None = None,
         versions: VersionRange | None = None,
     ) -> Page[ModelMetadata]:
-        """A page of the versions that match; the newest first unless ordered otherwise."""
+        """One page of the versions that match a filter, the newest first unless `order_by` says otherwise.
+
+        `model_id` and `versions` restrict the search to one model and to a range. `token` is the `next_token`
+        of the page before.
+        """
         low, high = (None, None) if versions is None else (versions.low, versions.high)
-        with self._turn, self._database.read() as connection:
+        with self._search_lock, self._database.read() as connection:
             key = None
             if model_id is not None:
                 check_text("model_id", model_id)
                 key = find_model(connection, model_id)["key"]
-            within = Within(model_key=key, low=low, high=high)
-            wanted = Wanted(
-                filter_text=filter_text, order_by=order_by, limit=limit, token=token, within=within
+            search = PageRequest(
+                filter_text=filter_text,
+                order_by=order_by,
+                limit=limit,
+                token=token,
+                bounds=Bounds(model_key=key, low=low, high=high),
             )
-            rows, following = find_page(connection, VERSION_SEARCH, wanted)
-        return Page(tuple(to_metadata(row) for row in rows), following)
+            rows, next_token = find_page(connection, VERSION_SEARCH, search)
+        return Page(tuple(to_metadata(row) for row in rows), next_token)
 
     def search_version_documents(
         self,
@@ -240,9 +251,12 @@ class RegistryReader:
         limit: int = 100,
         token: str | None = None,
     ) -> tuple[str, str | None]:
-        """The same, each version as a document over `VERSION_QUERY`: the items of a JSON array, as text."""
-        wanted = Wanted(filter_text=filter_text, order_by=order_by, limit=limit, token=token)
-        return find_documents(self._database, VERSION_SEARCH, document, wanted)
+        """Like `search_versions`, but the database writes each version as a JSON document.
+
+        Returns the items of a JSON array as text, and the token of the next page.
+        """
+        search = PageRequest(filter_text=filter_text, order_by=order_by, limit=limit, token=token)
+        return find_documents(self._database, VERSION_SEARCH, document, search)
 
     def search_models(
         self,
@@ -252,16 +266,16 @@ class RegistryReader:
         limit: int = 100,
         token: str | None = None,
     ) -> Page[RegisteredModel]:
-        """A page of the models that match; by name unless ordered otherwise."""
-        wanted = Wanted(filter_text=filter_text, order_by=order_by, limit=limit, token=token)
-        with self._turn, self._database.read() as connection:
-            rows, following = find_page(connection, MODEL_SEARCH, wanted)
-            return Page(tuple(to_model(connection, row) for row in rows), following)
+        """One page of the models that match a filter, sorted by name unless `order_by` says otherwise."""
+        search = PageRequest(filter_text=filter_text, order_by=order_by, limit=limit, token=token)
+        with self._search_lock, self._database.read() as connection:
+            rows, next_token = find_page(connection, MODEL_SEARCH, search)
+            return Page(tuple(to_model(connection, row) for row in rows), next_token)
 
     def get_validation(self, model_id: str, version: ModelVersion) -> ValidationResult | None:
-        """The newest validation of a version, or `None` if none was recorded."""
+        """The newest validation of a version; `None` if none was recorded or the version does not exist."""
         with self._database.read() as connection:
-            row = look_for_version(connection, model_id, version)
+            row = find_version_or_none(connection, model_id, version)
             record = None if row is None else latest_validation(connection, model_id, row)
         return None if record is None else record.result
 
@@ -271,14 +285,17 @@ class RegistryReader:
         """The validations of a version, the newest first."""
         with self._database.read() as connection:
             row = find_version(connection, model_id, version)
-            query = validation_query(row["key"]).limit(_page_size(limit))
+            query = validation_query(row["key"]).limit(check_page_size(limit))
             found = connection.execute(query).mappings()
             return [to_validation(model_id, version, each) for each in found]
 
     def canary_decision(
         self, model_id: str, version: ModelVersion, policy: CanaryPolicy | None = None
     ) -> CanaryDecision:
-        """Judge a version's newest validation against the SLA and against what serves now."""
+        """Judge a version's newest validation by the SLA and by that of the version that serves.
+
+        `NotFoundError` if the version has no validation.
+        """
         with self._database.read() as connection:
             model = find_model(connection, model_id)
             row = find_version(connection, model_id, version)
@@ -310,12 +327,12 @@ class RegistryReader:
             return compare(connection, model_id, before, after)
 
     def production(self, model_id: str) -> ModelMetadata | None:
-        """The version that serves now."""
+        """The version that serves now; `None` if none does."""
         version = self.get_model(model_id).production
         return None if version is None else self.get(model_id, version)
 
     def production_at(self, model_id: str, moment: datetime) -> ModelVersion | None:
-        """The version that served at a moment, or `None` if none did."""
+        """The version that served at a moment; `None` if none did."""
         check_text("model_id", model_id)
         at_us = to_micros(moment)
         with self._database.read() as connection:
@@ -336,9 +353,9 @@ class RegistryReader:
         after: int = 0,
         limit: int = 100,
     ) -> list[AuditEntry]:
-        """The audit after row number `after`, the oldest first; of one model, of one version, or all.
+        """Audit rows with numbers above `after`, the oldest first: of all models, of one, or of one version.
 
-        A model's history stays readable after the model was renamed or deleted.
+        The history of a model can still be read after the model was renamed or deleted.
         """
         conditions = [AUDIT.c.sequence > after]
         with self._database.read() as connection:
@@ -348,11 +365,14 @@ class RegistryReader:
             if version is not None:
                 conditions.append(AUDIT.c.version == str(version))
             query = sa.select(AUDIT).where(*conditions).order_by(AUDIT.c.sequence)
-            rows = connection.execute(query.limit(_page_size(limit))).mappings()
+            rows = connection.execute(query.limit(check_page_size(limit))).mappings()
             return [audit.to_entry(row) for row in rows]
 
     def verify_audit(self, known: AuditHead | None = None) -> AuditHead:
-        """Recompute the audit's chain; `IntegrityError` names the first row that was tampered with."""
+        """Recompute the hashes of the audit; `IntegrityError` names the first row that was tampered with.
+
+        `known` is a head that was noted earlier. The audit must still contain it.
+        """
         with self._database.read() as connection:
             return audit.verify(connection, known)
 
@@ -367,18 +387,9 @@ def _audited_key(connection: sa.Connection, model_id: str) -> int:
     return int(key)
 
 
-def _page_size(limit: int) -> int:
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
-        raise InvalidInputError(f"a page must hold between 1 and {MAX_PAGE} results, not {limit}")
-    return limit
-
-
 def _bound(parts: tuple[int, int, int]) -> sa.ColumnElement[Any]:
     return sa.tuple_(*(sa.literal(part, sa.BigInteger) for part in parts))
 
 
 def _descending() -> list[Any]:
     return [column.desc() for column in VERSION_ORDER.clauses]
-
-
-Clock = Callable[[], datetime]

@@ -1,8 +1,8 @@
 """Searches by filter, page by page.
 
-Pages are found by key, not by counting: a page costs the same wherever it lies, and what is registered
-or removed meanwhile neither repeats nor hides anything else. Every value of a caller reaches the
-database as a bound parameter.
+The token of a page has the sort values of the page's last row, and the next page begins after that row. So
+every page costs the same, and rows that are added or removed between two pages neither repeat nor hide other
+rows. Every value that a caller gives reaches the database as a bound parameter.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import binascii
 import functools
 import hashlib
 import json
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar, cast
 
 import sqlalchemy as sa
+from sqlalchemy.sql import operators
 
 from tensorforge.errors import InvalidInputError
-from tensorforge.registry.database.expressions import Joined, Quoted, constant
+from tensorforge.registry.database.dialects import Joined, JsonString, constant
 from tensorforge.registry.database.rows import MODEL_QUERY, VERSION_ORDER, VERSION_QUERY
 from tensorforge.registry.database.tables import MODEL_TAGS, MODELS, VERSION_TAGS, VERSIONS
 from tensorforge.registry.domain.filters import (
@@ -32,14 +34,24 @@ from tensorforge.registry.domain.filters import (
 from tensorforge.registry.domain.names import check_text, tag_digest
 from tensorforge.storage.database import Database
 from tensorforge.storage.prepared import Prepared, Row
+from tensorforge.validation import is_whole_number
 
 MAX_PAGE = 10_000
+
+
+def check_page_size(limit: int) -> int:
+    """The page size; `InvalidInputError` unless it is a whole number from 1 to 10,000."""
+    if not is_whole_number(limit) or not 1 <= limit <= MAX_PAGE:
+        raise InvalidInputError(f"a page must have between 1 and {MAX_PAGE} results, not {limit}")
+    return limit
+
+
 Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[Item]):
-    """Some results, and the token that fetches the ones after them (`None` at the end)."""
+    """One page of results, and the token of the next page (`None` after the last)."""
 
     items: tuple[Item, ...]
     next_token: str | None
@@ -47,7 +59,10 @@ class Page(Generic[Item]):
 
 @dataclass(frozen=True, slots=True)
 class Searchable:
-    """A kind of thing that can be searched: how it is read, compared and sorted."""
+    """What can be searched: the query, its key, the fields to filter and sort by, and the table of its tags.
+
+    `owner` is the column of `tags` that has the key; `default` is the order if the caller names none.
+    """
 
     query: sa.Select[Any]
     key: sa.Column[Any]
@@ -99,8 +114,8 @@ _MILLISECONDS = {"creation_timestamp", "last_updated_timestamp", "timestamp"}
 
 
 @dataclass(frozen=True, slots=True)
-class Within:
-    """What a page is confined to besides the filter: one model, and versions of a range."""
+class Bounds:
+    """What restricts a search besides its filter: one model, and a range of versions, `low` <= v < `high`."""
 
     model_key: int | None = None
     low: tuple[int, int, int] | None = None
@@ -109,55 +124,55 @@ class Within:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Document:
-    """What the database itself writes for each row: one text of JSON, without line breaks."""
+    """An SQL expression by which the database writes a row as one JSON text without line breaks."""
 
     text: sa.ColumnElement[str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
-    """One page of a search as its caller describes it."""
+class PageRequest:
+    """One page of a search, as the caller asks for it."""
 
     filter_text: str = ""
     order_by: Sequence[str] = ()
     limit: int = 100
     token: str | None = None
-    within: Within = Within()
+    bounds: Bounds = Bounds()
 
 
 def find_page(
-    connection: sa.Connection, kind: Searchable, wanted: Wanted
+    connection: sa.Connection, kind: Searchable, search: PageRequest
 ) -> tuple[Sequence[Row], str | None]:
-    """One page of rows and the token of the next."""
-    plan = _plan(connection.dialect.name, kind, wanted)
+    """The rows of one page, and the token of the next."""
+    plan = _plan(connection.dialect.name, kind, search)
     rows = plan.statement.all(connection, plan.values)
-    if len(rows) <= wanted.limit:
+    if len(rows) <= search.limit:
         return rows, None
-    last = rows[wanted.limit - 1]
+    last = rows[search.limit - 1]
     values = [last[column.name] for column, _ in plan.order]
-    return rows[: wanted.limit], _make_token(plan.identity, values)
+    return rows[: search.limit], _make_token(plan.identity, values)
 
 
 def find_documents(
-    database: Database, kind: Searchable, document: Document, wanted: Wanted
+    database: Database, kind: Searchable, document: Document, search: PageRequest
 ) -> tuple[str, str | None]:
-    """One page as the items of a JSON array, which the database writes, and the token of the next.
+    """One page as the items of a JSON array, written by the database, and the token of the next page.
 
-    The rows never become values of Python: most of a page's time would go into that, and SQLite's driver would
-    hand the interpreter over for every one of them.
+    The rows never become Python objects. Converting them would take most of the time of a page, and SQLite's
+    driver would release the interpreter lock at every row.
     """
-    plan = _plan(database.dialect, kind, wanted, document)
+    plan = _plan(database.dialect, kind, search, document)
     (page,) = database.fetch(plan.statement, plan.values)
-    if page["rows"] <= wanted.limit:
+    if page["rows"] <= search.limit:
         return page["documents"] or "", None
     documents, _, _ = page["documents"].rpartition(_BETWEEN_DOCUMENTS)
-    place = page["places"].split(_BETWEEN_PLACES)[wanted.limit - 1]
+    place = page["places"].split(_BETWEEN_PLACES)[search.limit - 1]
     return documents, _make_token(plan.identity, json.loads(f"[{place}]"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """A search that was read and checked: a statement, its parameters, and what a token needs."""
+    """A checked search: its statement and parameters, and what the token of the next page needs."""
 
     statement: Prepared
     values: dict[str, Any]
@@ -166,28 +181,25 @@ class _Plan:
 
 
 def _plan(
-    dialect: str, kind: Searchable, wanted: Wanted, document: Document | None = None
+    dialect: str, kind: Searchable, search: PageRequest, document: Document | None = None
 ) -> _Plan:
-    limit = wanted.limit
-    if isinstance(limit, bool) or not isinstance(limit, int) or not 1 <= limit <= MAX_PAGE:
-        raise InvalidInputError(f"a page must hold between 1 and {MAX_PAGE} results, not {limit}")
-    check_text("filter", wanted.filter_text)
-    comparisons = parse_filter(wanted.filter_text)
-    orderings = parse_ordering(tuple(wanted.order_by))
-    order, identity = _order(kind, orderings), _identity(wanted.filter_text, wanted.order_by)
-    values: dict[str, Any] = {"limit": limit + 1}
+    check_text("filter", search.filter_text)
+    comparisons = parse_filter(search.filter_text)
+    orderings = parse_ordering(tuple(search.order_by))
+    order, identity = _order(kind, orderings), _identity(search.filter_text, search.order_by)
+    values: dict[str, Any] = {"limit": check_page_size(search.limit) + 1}
     for number, comparison in enumerate(comparisons):
         values |= _values(dialect, kind, number, comparison)
-    values |= _within_values(wanted.within)
-    if wanted.token:
-        read = _read_token(wanted.token, identity, order)
+    values |= _bound_values(search.bounds)
+    if search.token:
+        read = _read_token(search.token, identity, order)
         values |= {f"after{n}": value for n, value in enumerate(read)}
-    shape = _Shape(
+    shape = _StatementShape(
         dialect=dialect,
         comparisons=tuple(replace(each, value=_arity(each)) for each in comparisons),
         orderings=orderings,
-        follows=bool(wanted.token),
-        bounds=tuple(name for name in _BOUNDS if getattr(wanted.within, name) is not None),
+        follows=bool(search.token),
+        bounds=tuple(name for name in _BOUNDS if getattr(search.bounds, name) is not None),
         document=document,
     )
     statement = _prepare(kind.tags.name, shape)
@@ -198,8 +210,12 @@ _BOUNDS = ("model_key", "low", "high")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Shape:
-    """A search without its values: searches of the same shape share a statement."""
+class _StatementShape:
+    """A search without its values: searches of the same shape share one compiled statement.
+
+    Each comparison has the number of its values in place of the values. `follows` says that the page follows
+    another one.
+    """
 
     dialect: str
     comparisons: tuple[Comparison, ...]
@@ -214,13 +230,13 @@ def _arity(comparison: Comparison) -> int:
 
 
 @functools.lru_cache(maxsize=500)
-def _prepare(tags: str, shape: _Shape) -> Prepared:
+def _prepare(tags: str, shape: _StatementShape) -> Prepared:
     kind = VERSION_SEARCH if tags == VERSION_TAGS.name else MODEL_SEARCH
     order, query = _order(kind, shape.orderings), kind.query
     for number, comparison in enumerate(shape.comparisons):
         if comparison.tag is not None and comparison.operator == "=":
             query, owner = _join_tag(query, kind, number)
-            # Equal to the key, and in the order of the index that finds the tag: nothing is sorted.
+            # The index that finds the tag is sorted by the tag's copy of the key, so nothing must be sorted.
             order = [(owner if column is kind.key else column, down) for column, down in order]
         else:
             query = query.where(_condition(shape.dialect, kind, number, comparison))
@@ -235,13 +251,15 @@ def _prepare(tags: str, shape: _Shape) -> Prepared:
     return Prepared(page if shape.document is None else _in_one_row(page))
 
 
-# Neither can stand within JSON that is written in one line.
+# JSON without line breaks contains neither.
 _BETWEEN_DOCUMENTS, _BETWEEN_PLACES = ",\n", "\n"
 
 
 def _place(order: list[Direction]) -> sa.ColumnElement[str]:
-    """What a token says about a row: the items of a JSON array."""
-    columns = [Quoted(c) if isinstance(c.type, sa.Text) else sa.cast(c, sa.Text) for c, _ in order]
+    """The sort values of a row, for a token: the items of a JSON array."""
+    columns = [
+        JsonString(c) if isinstance(c.type, sa.Text) else sa.cast(c, sa.Text) for c, _ in order
+    ]
     return functools.reduce(lambda left, right: left + constant(",") + right, columns)
 
 
@@ -262,9 +280,9 @@ def _bound(name: str) -> sa.ColumnElement[bool]:
     return parts <= VERSION_ORDER if name == "low" else parts > VERSION_ORDER
 
 
-def _within_values(place: Within) -> dict[str, Any]:
-    values: dict[str, Any] = {} if place.model_key is None else {"model_key": place.model_key}
-    for name, bound in (("low", place.low), ("high", place.high)):
+def _bound_values(bounds: Bounds) -> dict[str, Any]:
+    values: dict[str, Any] = {} if bounds.model_key is None else {"model_key": bounds.model_key}
+    for name, bound in (("low", bounds.low), ("high", bounds.high)):
         values |= {f"{name}{n}": part for n, part in enumerate(bound or ())}
     return values
 
@@ -316,7 +334,7 @@ def _whole(field: str, value: Literal) -> int:
 
 
 def _values(dialect: str, kind: Searchable, number: int, comparison: Comparison) -> dict[str, Any]:
-    """The checked parameters of one comparison."""
+    """The parameters of one comparison; `InvalidInputError` if its value does not fit its field."""
     value = comparison.value
     if comparison.tag is None:
         value = _typed(_field(kind, comparison.field), comparison)
@@ -335,7 +353,7 @@ def _values(dialect: str, kind: Searchable, number: int, comparison: Comparison)
 def _join_tag(
     query: sa.Select[Any], kind: Searchable, number: int
 ) -> tuple[sa.Select[Any], sa.Column[Any]]:
-    """The query for things with exactly this tag, and the tag's own copy of their key."""
+    """The query restricted to rows with exactly this tag, and the column of the tag's copy of the key."""
     tags = kind.tags.alias()
     owner: sa.Column[Any] = tags.c[kind.owner]
     same = sa.and_(
@@ -361,14 +379,14 @@ def _condition(
     return sa.exists(sa.select(1).select_from(tags).where(mine, fits))
 
 
-_SIMPLE: dict[str, Callable[[sa.ColumnElement[Any], Any], sa.ColumnElement[bool]]] = {
-    "=": lambda column, value: column == value,
-    "!=": lambda column, value: column != value,
-    "<": lambda column, value: column < value,
-    "<=": lambda column, value: column <= value,
-    ">": lambda column, value: column > value,
-    ">=": lambda column, value: column >= value,
-    "ILIKE": lambda column, value: column.ilike(value),
+_COMPARE: dict[str, Callable[[Any, Any], sa.ColumnElement[bool]]] = {
+    "=": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+    "ILIKE": operators.ilike_op,
 }
 
 
@@ -382,7 +400,7 @@ def _compare(
         )
     value = sa.bindparam(f"value{number}", type_=column.type)
     if comparison.operator != "LIKE":
-        return _SIMPLE[comparison.operator](column, value)
+        return _COMPARE[comparison.operator](column, value)
     if dialect == "sqlite":
         # SQLite's LIKE ignores case, its GLOB does not.
         return column.op("GLOB", is_comparison=True)(value)
@@ -395,7 +413,7 @@ def _glob(pattern: str) -> str:
 
 
 def _after(order: list[Direction]) -> sa.ColumnElement[bool]:
-    """The condition that a row comes after the one whose values are bound."""
+    """The condition that a row comes after the row whose sort values are bound."""
     places = [sa.bindparam(f"after{n}", type_=column.type) for n, (column, _) in enumerate(order)]
     if len({down for _, down in order}) == 1:
         columns = sa.tuple_(*(column for column, _ in order))

@@ -1,4 +1,8 @@
-"""New versions: checked, numbered, compared with their neighbours, written with their audit row."""
+"""Registration of models and versions.
+
+A new version is checked, compared with the nearest existing version of the same major version, given the next
+number of its model, and inserted.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +14,20 @@ from typing import Any
 import sqlalchemy as sa
 
 from tensorforge.errors import AlreadyExistsError, ConflictError, InvalidInputError
-from tensorforge.registry.database.audit import AuditFact
+from tensorforge.registry.database.dialects import insert_if_absent
 from tensorforge.registry.database.rows import (
     VERSION_ORDER,
     decode_tensors,
     encode_tensors,
     find_model,
-    insertion_if_absent,
-    look_for_model,
+    find_model_or_none,
     parts_of,
     shape_of,
     version_of,
 )
 from tensorforge.registry.database.tables import MODELS, TENSORS, VERSION_TAGS, VERSIONS
 from tensorforge.registry.database.times import from_micros, to_micros
-from tensorforge.registry.database.writes import changes
+from tensorforge.registry.database.writes.changes import Change
 from tensorforge.registry.database.writes.labels import insert_tags
 from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
 from tensorforge.registry.domain.models import Actor, Lineage, ModelMetadata, Shape, TensorSpec
@@ -32,6 +35,7 @@ from tensorforge.registry.domain.names import MAX_TEXT, check_name, check_tags, 
 from tensorforge.registry.domain.shapes import DueBump, Interface, due_bump
 from tensorforge.registry.domain.versions import Bump, ModelVersion
 from tensorforge.storage.prepared import Prepared, Row
+from tensorforge.validation import is_whole_number
 
 FIRST_VERSION = ModelVersion(1, 0, 0)
 _MAX_AXES = 64
@@ -40,10 +44,10 @@ _BUMPS = list(Bump)
 
 
 def check_metadata(metadata: ModelMetadata) -> ModelMetadata:
-    """The metadata with every field checked; `InvalidInputError` names the first that is wrong."""
+    """The metadata with every field checked; `InvalidInputError` names the first wrong field."""
     if metadata.state is not DeploymentState.REGISTERED:
         raise InvalidInputError(
-            f"state = {metadata.state}: a new version begins as registered and moves on from there"
+            f"state = {metadata.state}: a new version must be in the state registered"
         )
     if not isinstance(metadata.version, ModelVersion):
         raise InvalidInputError(f"version = {metadata.version!r}: must be a ModelVersion")
@@ -64,15 +68,18 @@ def check_metadata(metadata: ModelMetadata) -> ModelMetadata:
 
 
 def check_shape(field: str, shape: object) -> Shape:
-    """A shape: at most 64 whole numbers, none negative."""
+    """The shape as a tuple; `InvalidInputError` unless it has at most 64 sizes, none negative."""
     if not isinstance(shape, (tuple, list)) or len(shape) > _MAX_AXES:
         raise InvalidInputError(f"{field} must be a list of at most {_MAX_AXES} whole numbers")
     return tuple(check_whole(f"{field}[{axis}]", size) for axis, size in enumerate(shape))
 
 
 def check_whole(field: str, value: object) -> int:
-    """A whole number that both databases can store."""
-    if isinstance(value, bool) or not isinstance(value, int):
+    """The number.
+
+    `InvalidInputError` unless it is a whole number from 0 to 2⁶³ - 1, which both databases can store.
+    """
+    if not is_whole_number(value):
         raise InvalidInputError(f"{field} = {str(value)[:60]!r}: must be a whole number")
     if not 0 <= value <= _MAX_WHOLE:
         raise InvalidInputError(f"{field} = {value}: must lie between 0 and {_MAX_WHOLE}")
@@ -89,18 +96,22 @@ def _check_lineage(lineage: Lineage) -> Lineage:
 
 
 _MODEL_COLUMNS = [column.name for column in MODELS.columns if column.name != "key"]
-_ADD_MODEL = insertion_if_absent(MODELS, _MODEL_COLUMNS)
+_ADD_MODEL = insert_if_absent(MODELS, _MODEL_COLUMNS)
 _NEW_MODEL = dict.fromkeys(_MODEL_COLUMNS) | {"last_number": 0, "version_count": 0}
 
 
-def model_for_writing(
+def open_model(
     connection: sa.Connection, model_id: str, actor: Actor, now_us: int, *, must_exist: bool
-) -> Row:
-    """The model's row, locked; made first if there is none, unless it must exist already."""
-    if must_exist:
-        return find_model(connection, model_id, lock=True)
-    row = look_for_model(connection, model_id, lock=True)
-    return row or create_model(connection, model_id, actor, now_us, exist_ok=True)
+) -> Change:
+    """Begin a change to a model, which is created if it does not exist.
+
+    With `must_exist` a missing model is a `NotFoundError`.
+    """
+    find = find_model if must_exist else find_model_or_none
+    row = find(connection, model_id, lock=True)
+    if row is None:
+        return create_model(connection, model_id, actor, now_us, exist_ok=True)
+    return Change(connection, row, actor, now_us)
 
 
 def create_model(
@@ -111,20 +122,21 @@ def create_model(
     *,
     description: str = "",
     exist_ok: bool = False,
-) -> Row:
-    """Make a model without versions and return its row, locked."""
+) -> Change:
+    """Create a model without versions and begin a change to it.
+
+    `AlreadyExistsError` if the name is taken, unless `exist_ok`.
+    """
     values = {"model_id": model_id, "description": description}
     times = {"created_us": now_us, "updated_us": now_us}
     created = _ADD_MODEL.first(connection, _NEW_MODEL | values | times)
     if created is None:
         if not exist_ok:
             raise AlreadyExistsError(f"there is a model called {model_id!r} already")
-        return find_model(connection, model_id, lock=True)
-    fact = AuditFact(
-        actor=actor.name, action="create_model", model_key=created["key"], model_id=model_id
-    )
-    changes.record(connection, fact, now_us)
-    return created
+        return Change(connection, find_model(connection, model_id, lock=True), actor, now_us)
+    change = Change(connection, created, actor, now_us)
+    change.record("create_model")
+    return change
 
 
 _ADD_VERSION = Prepared(
@@ -143,25 +155,35 @@ _COUNT_VERSION = Prepared(
 )
 
 
-def insert_version(
-    connection: sa.Connection,
-    model: Row,
-    metadata: ModelMetadata,
-    tensors: Mapping[str, TensorSpec],
-    actor: Actor,
-    now_us: int,
-    *,
-    is_next: bool = False,
+def register_version(
+    change: Change, metadata: ModelMetadata, tensors: Mapping[str, TensorSpec]
 ) -> ModelMetadata:
-    """Write a checked version of a locked model and return it as it was stored.
+    """Register checked metadata under the version that it names; returns what was stored.
 
-    `AlreadyExistsError` if the version is taken. `is_next` says that `next_version` chose it in this
-    transaction, so that it is known to be new and to break nobody.
+    `AlreadyExistsError` if the version is taken; `ConflictError` if its shapes would break users of the nearest
+    version of the same major version.
     """
-    if not is_next:
-        _refuse_hidden_break(connection, model, metadata, tensors)
+    _refuse_hidden_break(change, metadata, tensors)
+    return _insert_version(change, metadata, tensors)
+
+
+def register_next_version(
+    change: Change, metadata: ModelMetadata, tensors: Mapping[str, TensorSpec], least: Bump
+) -> tuple[ModelMetadata, DueBump]:
+    """Register checked metadata under the next version; returns what was stored and why this bump was due.
+
+    The bump is the one that the change of shapes since the highest version needs, at least `least`.
+    """
+    version, due = _next_version(change, metadata, tensors, least)
+    return _insert_version(change, replace(metadata, version=version), tensors), due
+
+
+def _insert_version(
+    change: Change, metadata: ModelMetadata, tensors: Mapping[str, TensorSpec]
+) -> ModelMetadata:
+    connection, model, now_us = change.connection, change.model, change.now_us
     number = model["last_number"] + 1
-    values = _values(model, metadata, number, actor, now_us)
+    values = _values(change, metadata, number)
     version_key = _ADD_VERSION.all(connection, values)[0]["key"]
     if metadata.tags:
         insert_tags(connection, VERSION_TAGS, "version_key", version_key, metadata.tags)
@@ -170,20 +192,16 @@ def insert_version(
         _ADD_TENSORS.run(connection, declared)
     counted = {"of_model": model["key"], "number": number, "now_us": now_us}
     _COUNT_VERSION.run(connection, counted)
-    fact = AuditFact(
-        actor=actor.name,
-        action="register",
-        model_key=model["key"],
-        model_id=metadata.model_id,
-        version=str(metadata.version),
+    change.record(
+        "register",
+        version=metadata.version,
         to_state=DeploymentState.REGISTERED.value,
         evidence={"checksum": metadata.checksum, "number": number},
     )
-    changes.record(connection, fact, now_us)
     return replace(
         metadata,
         tags=dict(sorted(metadata.tags.items())),
-        registered_by=actor.name,
+        registered_by=change.actor.name,
         updated_at=from_micros(now_us),
         number=number,
         revision=0,
@@ -191,15 +209,11 @@ def insert_version(
     )
 
 
-def _values(
-    model: Row, metadata: ModelMetadata, number: int, actor: Actor, now_us: int
-) -> dict[str, Any]:
+def _values(change: Change, metadata: ModelMetadata, number: int) -> dict[str, Any]:
     return {
-        "model_key": model["key"],
+        "model_key": change.model["key"],
         "number": number,
-        "major": metadata.version.major,
-        "minor": metadata.version.minor,
-        "patch": metadata.version.patch,
+        **parts_of(metadata.version),
         "name": metadata.name,
         "framework": metadata.framework,
         "input_shape": json.dumps(metadata.input_shape),
@@ -207,7 +221,7 @@ def _values(
         "size_bytes": metadata.size_bytes,
         "checksum": metadata.checksum,
         "registered_us": to_micros(metadata.registered_at),
-        "updated_us": now_us,
+        "updated_us": change.now_us,
         "state": metadata.state.value,
         "revision": 0,
         "source": metadata.source,
@@ -216,18 +230,15 @@ def _values(
         "step": metadata.lineage.step,
         "checkpoint_id": metadata.lineage.checkpoint_id,
         "run_link": metadata.lineage.run_link,
-        "registered_by": actor.name,
+        "registered_by": change.actor.name,
     }
 
 
 def _refuse_hidden_break(
-    connection: sa.Connection,
-    model: Row,
-    metadata: ModelMetadata,
-    tensors: Mapping[str, TensorSpec],
+    change: Change, metadata: ModelMetadata, tensors: Mapping[str, TensorSpec]
 ) -> None:
-    """A version must be new, and not break those who use its neighbour of the same major version."""
-    neighbour = _neighbour(connection, model["key"], metadata.version)
+    """A version must be new, and must not break users of its neighbour with the same major version."""
+    neighbour = _neighbour(change, metadata.version)
     if neighbour is None or neighbour["major"] != metadata.version.major:
         return
     if version_of(neighbour) == metadata.version:
@@ -236,7 +247,7 @@ def _refuse_hidden_break(
             f"(number {neighbour['number']}, {neighbour['state']}, "
             f"checksum {neighbour['checksum']!r}); register the change under a new version"
         )
-    due = due_bump(interface_of(neighbour), _interface(metadata, tensors))
+    due = due_bump(_interface_of(neighbour), _interface(metadata, tensors))
     if due.bump is Bump.MAJOR:
         raise ConflictError(
             f"{metadata.model_id} {metadata.version} would break users of {version_of(neighbour)}: "
@@ -255,17 +266,16 @@ _NOT_ABOVE = Prepared(_OF_MODEL.where(_PARTS >= VERSION_ORDER).order_by(*_DESCEN
 _ABOVE = Prepared(_OF_MODEL.where(_PARTS < VERSION_ORDER).order_by(*VERSION_ORDER.clauses).limit(1))
 
 
-def _neighbour(connection: sa.Connection, model_key: int, version: ModelVersion) -> Row | None:
+def _neighbour(change: Change, version: ModelVersion) -> Row | None:
     """The version itself, or the next lower one of the same major version, or the next higher one."""
-    place = {"model_key": model_key, **parts_of(version)}
-    lower = _NOT_ABOVE.first(connection, place)
+    place = {"model_key": change.model["key"], **parts_of(version)}
+    lower = _NOT_ABOVE.first(change.connection, place)
     if lower is not None and lower["major"] == version.major:
         return lower
-    return _ABOVE.first(connection, place)
+    return _ABOVE.first(change.connection, place)
 
 
-def interface_of(row: Row) -> Interface:
-    """What users of a registered version rely on; the row has its declared `tensors`."""
+def _interface_of(row: Row) -> Interface:
     tensors = decode_tensors(row["tensors"])
     return Interface(shape_of(row["input_shape"]), shape_of(row["output_shape"]), tensors)
 
@@ -274,17 +284,12 @@ def _interface(metadata: ModelMetadata, tensors: Mapping[str, TensorSpec]) -> In
     return Interface(metadata.input_shape, metadata.output_shape, tensors)
 
 
-def next_version(
-    connection: sa.Connection,
-    model_key: int,
-    metadata: ModelMetadata,
-    tensors: Mapping[str, TensorSpec],
-    least: Bump,
+def _next_version(
+    change: Change, metadata: ModelMetadata, tensors: Mapping[str, TensorSpec], least: Bump
 ) -> tuple[ModelVersion, DueBump]:
-    """The version that is due after the highest one, at least `least` away from it."""
-    latest = _LATEST.first(connection, {"model_key": model_key})
+    latest = _LATEST.first(change.connection, {"model_key": change.model["key"]})
     if latest is None:
         return FIRST_VERSION, DueBump(least, ("the model has no version yet",))
-    due = due_bump(interface_of(latest), _interface(metadata, tensors))
+    due = due_bump(_interface_of(latest), _interface(metadata, tensors))
     bump = max(due.bump, least, key=_BUMPS.index)
     return version_of(latest).next(bump), due

@@ -1,12 +1,14 @@
 """The operations that MLflow clients use, under `/api/2.0/mlflow/`.
 
-A model's `name` is our `model_id`; its integer `version` is our `number`. The stages are a coarse view of our
-states, and a stage that is written like a version range (`models:/ranker/^1.2`) is one. Every version
-carries its own number and state as the tags `tensorforge.version` and `tensorforge.state`.
+MLflow's model `name` is the registry's `model_id`, and its integer `version` is the registry's `number`. Each
+MLflow stage stands for one or two states; a stage that is written like a version range (`models:/ranker/^1.2`)
+is read as one. Every version shows its version and state as the tags `tensorforge.version` and
+`tensorforge.state`.
 """
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,8 +24,7 @@ from tensorforge.errors import (
     NotFoundError,
     TransitionError,
 )
-from tensorforge.registry.database.writes.transitions import FORCE
-from tensorforge.registry.database.writes.transitions import Request as MoveRequest
+from tensorforge.registry.database.writes.transitions import FORCE, TransitionRequest
 from tensorforge.registry.domain.deployment_lifecycle import (
     DEPLOYMENT_LIFECYCLE,
     DeploymentState,
@@ -33,11 +34,10 @@ from tensorforge.registry.domain.models import ModelMetadata
 from tensorforge.registry.domain.names import check_name
 from tensorforge.registry.domain.version_ranges import is_range
 from tensorforge.registry.domain.versions import Bump, require_version
-from tensorforge.registry.service.context import Service
+from tensorforge.registry.service.context import ServiceContext
 from tensorforge.registry.service.endpoints import (
-    Endpoint,
     Endpoints,
-    counted,
+    measured,
     read_limited,
 )
 from tensorforge.registry.service.error_responses import json_response
@@ -58,7 +58,7 @@ from tensorforge.registry.service.mlflow.mlflow_wire import (
     RenameModel,
     Search,
     SetTag,
-    Transition,
+    TransitionStage,
     VersionDescribed,
     VersionDropTag,
     VersionSetTag,
@@ -174,7 +174,7 @@ def delete_model_tag(call: Call) -> Json:
 
 
 def latest_versions(call: Call) -> Json:
-    """`registered-models/get-latest-versions`: per stage, or the highest version within a range."""
+    """`registered-models/get-latest-versions`: the highest version in each stage or range."""
     body: LatestVersions = call.body
     name = check_name("name", body.name)
     call.registry.get_model(name)
@@ -217,17 +217,17 @@ def delete_alias(call: Call) -> Json:
 
 
 def create_version(call: Call) -> Json:
-    """`model-versions/create`: under the tag `tensorforge.version`, or the next minor version."""
+    """`model-versions/create`: the version in the tag `tensorforge.version`, or the next minor version."""
     body: CreateVersion = call.body
     check_name("name", body.name)
     metadata, wanted = new_version(body)
     if wanted is not None:
-        kept = call.registry.register(metadata, actor=call.actor, must_exist=True)
+        stored = call.registry.register(metadata, actor=call.actor, must_exist=True)
     else:
-        kept, _ = call.registry.register_next(
+        stored, _ = call.registry.register_next(
             metadata, least=Bump.MINOR, actor=call.actor, must_exist=True
         )
-    return {"model_version": version_body(kept)}
+    return {"model_version": version_body(stored)}
 
 
 def get_version(call: Call) -> Json:
@@ -236,7 +236,7 @@ def get_version(call: Call) -> Json:
 
 
 def download_uri(call: Call) -> Json:
-    """`model-versions/get-download-uri`: the source as it was given, unopened."""
+    """`model-versions/get-download-uri`: the source as it was registered."""
     return {"artifact_uri": _find(call, call.body.name, call.body.version).source}
 
 
@@ -244,8 +244,10 @@ def update_version(call: Call) -> Json:
     """`model-versions/update`."""
     metadata = _find(call, call.body.name, call.body.version)
     text = call.body.description or ""
-    kept = call.registry.describe_version(call.body.name, metadata.version, text, actor=call.actor)
-    return {"model_version": version_body(kept)}
+    changed = call.registry.describe_version(
+        call.body.name, metadata.version, text, actor=call.actor
+    )
+    return {"model_version": version_body(changed)}
 
 
 def delete_version(call: Call) -> Json:
@@ -283,12 +285,12 @@ def delete_version_tag(call: Call) -> Json:
 
 
 def transition(call: Call) -> Json:
-    """`model-versions/transition-stage`: along the lifecycle, in one transaction.
+    """`model-versions/transition-stage`: the shortest path to the stage, in one transaction.
 
-    Steps that need evidence and have none succeed only for a token that may force; the audit then says that
-    an MLflow client forced them.
+    A transition that needs evidence and has none is refused, unless the token has the scope `registry:force`.
+    The audit then shows that the transition was forced.
     """
-    body: Transition = call.body
+    body: TransitionStage = call.body
     stage = stage_of(body.stage)
     if stage is None:
         raise InvalidInputError(
@@ -296,7 +298,7 @@ def transition(call: Call) -> Json:
         )
     metadata = _find(call, body.name, body.version)
     if metadata.state not in STAGES[stage]:
-        metadata = _walk(call, metadata, stage, archive=body.archive_existing_versions)
+        metadata = _enter_stage(call, metadata, stage, archive=body.archive_existing_versions)
     return {"model_version": version_body(metadata)}
 
 
@@ -308,21 +310,24 @@ _TARGETS = {
 }
 
 
-def _walk(call: Call, metadata: ModelMetadata, stage: str, *, archive: bool) -> ModelMetadata:
+def _enter_stage(
+    call: Call, metadata: ModelMetadata, stage: str, *, archive: bool
+) -> ModelMetadata:
     target = _TARGETS[stage]
-    way = DEPLOYMENT_LIFECYCLE.shortest_path(metadata.state, target)
-    # What is to be archived must not serve on its way there.
-    if way is None or DeploymentState.PRODUCTION in way[1:-1]:
+    path = DEPLOYMENT_LIFECYCLE.shortest_path(metadata.state, target)
+    # A version that is to be archived must not serve on the way.
+    if path is None or DeploymentState.PRODUCTION in path[1:-1]:
         allowed = DEPLOYMENT_LIFECYCLE.allowed(metadata.state)
         raise TransitionError("model version", metadata.state, target, allowed)
     others = _others_in(call, metadata, stage) if archive else []
-    gated = any(needs_evidence(a, b) for a, b in itertools.pairwise(way))
-    kept = _move(call, metadata, way[1:], force=gated and FORCE in call.actor.scopes)
+    gated = any(needs_evidence(a, b) for a, b in itertools.pairwise(path))
+    force = gated and FORCE in call.actor.scopes
+    entered = _make_transitions(call, metadata, path[1:], force=force)
     for other in others:
         goal = DeploymentState.ARCHIVED if stage == "Production" else DeploymentState.REGISTERED
         down = DEPLOYMENT_LIFECYCLE.shortest_path(other.state, goal)
-        _move(call, other, (down or ())[1:], force=False)
-    return kept
+        _make_transitions(call, other, (down or ())[1:], force=False)
+    return entered
 
 
 def _others_in(call: Call, metadata: ModelMetadata, stage: str) -> list[ModelMetadata]:
@@ -333,16 +338,17 @@ def _others_in(call: Call, metadata: ModelMetadata, stage: str) -> list[ModelMet
     return [other for other in page.items if other.version != metadata.version]
 
 
-def _move(
-    call: Call, metadata: ModelMetadata, steps: tuple[DeploymentState, ...], *, force: bool
+def _make_transitions(
+    call: Call, metadata: ModelMetadata, path: tuple[DeploymentState, ...], *, force: bool
 ) -> ModelMetadata:
-    request = MoveRequest(
-        actor=call.actor,
+    request = TransitionRequest(
         reason="transition-stage by an MLflow client",
         force=force,
         expected_revision=metadata.revision,
     )
-    done = call.registry.walk(metadata.model_id, metadata.version, steps, request=request)
+    done = call.registry.transition_path(
+        metadata.model_id, metadata.version, path, request, actor=call.actor
+    )
     return done.metadata
 
 
@@ -352,7 +358,7 @@ def _page(key: str, items: list[Json] | msgspec.Raw, token: str | None) -> Json:
 
 @dataclass(frozen=True, slots=True)
 class MlflowOperation:
-    """An entry of MLflow's table. GET takes query parameters, everything else a JSON body."""
+    """An operation of MLflow's API. GET takes query parameters, every other method a JSON body."""
 
     method: str
     path: str
@@ -362,7 +368,7 @@ class MlflowOperation:
 
     @property
     def name(self) -> str:
-        """What the metrics call it."""
+        """The operation's name in the metrics."""
         return f"mlflow_{self.run.__name__}"
 
 
@@ -390,7 +396,7 @@ OPERATIONS = (
     MlflowOperation("PATCH", f"{_V}update", Scope.WRITE, VersionDescribed, update_version),
     MlflowOperation("DELETE", f"{_V}delete", Scope.ADMIN, NamedVersion, delete_version),
     MlflowOperation("GET", f"{_V}search", Scope.READ, Search, search_versions),
-    MlflowOperation("POST", f"{_V}transition-stage", Scope.PROMOTE, Transition, transition),
+    MlflowOperation("POST", f"{_V}transition-stage", Scope.TRANSITION, TransitionStage, transition),
     MlflowOperation("POST", f"{_V}set-tag", Scope.WRITE, VersionSetTag, set_version_tag),
     MlflowOperation("DELETE", f"{_V}delete-tag", Scope.WRITE, VersionDropTag, delete_version_tag),
 )
@@ -398,35 +404,35 @@ OPERATIONS = (
 _QUICK = frozenset({get_model, get_version, get_alias, download_uri, latest_versions})
 
 
-def endpoints(service: Service) -> Endpoints:
-    """How each method of each path is answered."""
+def endpoints(context: ServiceContext) -> Endpoints:
+    """The endpoints of MLflow's operations."""
     return {
-        (operation.method, PREFIX + operation.path): _endpoint(service, operation)
-        for operation in OPERATIONS
+        (each.method, PREFIX + each.path): measured(
+            context, each.name, functools.partial(_perform, context, each)
+        )
+        for each in OPERATIONS
     }
 
 
-def _endpoint(service: Service, operation: MlflowOperation) -> Endpoint:
-    quick = operation.run in _QUICK
+async def _perform(
+    context: ServiceContext, operation: MlflowOperation, request: HttpRequest
+) -> Response:
+    principal = request.scope["tensorforge.principal"]
+    require_scope(operation.scope, principal)
+    if operation.method == "GET":
+        body = read_query(operation.body, _query_parameters(request, operation.body))
+    else:
+        body = read_body(operation.body, await read_limited(request, context.limits))
+    call = context.call(request, principal, body=body)
     changes = may_change(operation.method, operation.scope)
-
-    def answer(call: Call) -> Response:
-        return json_response(200, operation.run(call))
-
-    async def perform(request: HttpRequest) -> Response:
-        principal = request.scope["tensorforge.principal"]
-        require_scope(operation.scope, principal)
-        if operation.method == "GET":
-            body = read_query(operation.body, _parameters(request, operation.body))
-        else:
-            body = read_body(operation.body, await read_limited(request, service.limits))
-        call = service.call(request, principal, body=body)
-        return await service.run(answer, call, quick=quick, changes=changes)
-
-    return counted(service, operation.name, perform)
+    return await context.run(_run, operation, call, quick=operation.run in _QUICK, changes=changes)
 
 
-def _parameters(request: HttpRequest, kind: type[MlflowRequest]) -> Json:
+def _run(operation: MlflowOperation, call: Call) -> Response:
+    return json_response(200, operation.run(call))
+
+
+def _query_parameters(request: HttpRequest, kind: type[MlflowRequest]) -> Json:
     pairs = parse_qsl(request.scope["query_string"].decode("latin-1"), keep_blank_values=True)
     lists = {"order_by", "stages"} & set(kind.__struct_fields__)
     return dict(pairs) | {key: [value for name, value in pairs if name == key] for key in lists}

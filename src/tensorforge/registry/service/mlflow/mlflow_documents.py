@@ -1,4 +1,7 @@
-"""A version as MLflow shows it, written by the database: what `mlflow_wire.version_body` makes of a value."""
+"""An SQL expression by which the database writes a version in MLflow's format.
+
+The result equals that of `mlflow_wire.version_body`.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,13 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from tensorforge.registry.database.expressions import Filled, Joined, ObjectOf, Quoted, constant
+from tensorforge.registry.database.dialects import (
+    Formatted,
+    Joined,
+    JsonObject,
+    JsonString,
+    constant,
+)
 from tensorforge.registry.database.reads.search import Document
 from tensorforge.registry.database.tables import ALIASES, MODELS, VERSION_TAGS, VERSIONS
 from tensorforge.registry.service.mlflow.mlflow_wire import STAGES, STATE_TAG, VERSION_TAG
@@ -15,9 +24,9 @@ _MILLI = sa.literal_column("1000", sa.BigInteger)
 
 
 def _tags() -> sa.ScalarSelect[str]:
-    """The tags that were set, a comma behind each."""
+    """The tags that callers set, with a comma after each."""
     tags = VERSION_TAGS.c
-    pair = ObjectOf(constant("key"), tags.tag, constant("value"), tags.value) + constant(",")
+    pair = JsonObject(constant("key"), tags.tag, constant("value"), tags.value) + constant(",")
     mine = tags.version_key == VERSIONS.c.key
     others = [tags.tag != constant(tag) for tag in (VERSION_TAG, STATE_TAG)]
     query = sa.select(Joined(pair, constant(""), tags.tag)).where(mine, *others)
@@ -25,7 +34,7 @@ def _tags() -> sa.ScalarSelect[str]:
 
 
 def _aliases() -> sa.ScalarSelect[str]:
-    joined = Joined(Quoted(ALIASES.c.alias), constant(","), ALIASES.c.alias)
+    joined = Joined(JsonString(ALIASES.c.alias), constant(","), ALIASES.c.alias)
     query = sa.select(joined).where(ALIASES.c.version_key == VERSIONS.c.key)
     return query.correlate(VERSIONS).scalar_subquery()
 
@@ -39,7 +48,7 @@ def _stage() -> sa.ColumnElement[str]:
 
 
 def _fields() -> sa.ColumnElement[str]:
-    """What a version has one of."""
+    """The fields that are no lists, as a JSON object."""
     row = VERSIONS.c
     fields: dict[str, Any] = {
         "name": MODELS.c.model_id,
@@ -54,17 +63,17 @@ def _fields() -> sa.ColumnElement[str]:
         "run_link": row.run_link,
         "status": constant("READY"),
     }
-    return ObjectOf(*(part for key, value in fields.items() for part in (constant(key), value)))
+    return JsonObject(*(part for key, value in fields.items() for part in (constant(key), value)))
 
 
 def _document() -> sa.ColumnElement[str]:
-    """The lists are written first, and the brace that opens the other fields is left out."""
+    """The whole document: the lists first, then the other fields without their opening brace."""
     row = VERSIONS.c
     ours = f'{{"key":"{VERSION_TAG}","value":"%s.%s.%s"}},{{"key":"{STATE_TAG}","value":"%s"}}'
     template = f'{{"tags":[%s{ours}],"aliases":[%s],%s'
     fields = sa.func.substr(_fields(), sa.literal_column("2", sa.Integer))
     numbers = (row.major, row.minor, row.patch)
-    return Filled(constant(template), _tags(), *numbers, row.state, _aliases(), fields)
+    return Formatted(constant(template), _tags(), *numbers, row.state, _aliases(), fields)
 
 
 VERSION_DOCUMENT = Document(_document())

@@ -1,4 +1,4 @@
-"""MLflow's requests and answers, and what its stages mean here."""
+"""MLflow's requests and answers, and the states that its stages stand for."""
 
 from __future__ import annotations
 
@@ -28,11 +28,10 @@ STAGES = {
     "Production": (DeploymentState.PRODUCTION,),
     "Archived": (DeploymentState.DEPRECATED, DeploymentState.ARCHIVED),
 }
-"""MLflow's stages as a coarse view of our states."""
+"""The states that each of MLflow's stages stands for."""
 
 _BY_STATE = {state.value: stage for stage, states in STAGES.items() for state in states}
 _BY_LOWER = {stage.lower(): stage for stage in STAGES}
-
 
 _ERROR_CODES = {
     400: "INVALID_PARAMETER_VALUE",
@@ -50,7 +49,7 @@ _ERROR_CODES = {
 
 
 class MlflowRequest(msgspec.Struct, kw_only=True):
-    """A request of an MLflow client. Fields that newer clients add are not an error."""
+    """A request of an MLflow client; unknown fields, which newer clients may send, are ignored."""
 
 
 class Tag(msgspec.Struct):
@@ -85,17 +84,16 @@ class Described(Named):
     description: str | None = None
 
 
-class SetTag(Named):
-    """A model's tag."""
-
-    key: str
-    value: str = ""
-
-
 class DropTag(Named):
     """The key of a model's tag."""
 
     key: str
+
+
+class SetTag(DropTag):
+    """A model's tag."""
+
+    value: str = ""
 
 
 class NamedAlias(Named):
@@ -105,13 +103,13 @@ class NamedAlias(Named):
 
 
 class Aliased(NamedAlias):
-    """An alias and the version that it is to point to."""
+    """An alias and the version that it will point at."""
 
     version: str
 
 
 class LatestVersions(Named):
-    """A model and the stages, or ranges, of interest."""
+    """A model, and the stages or ranges to look in."""
 
     stages: Annotated[list[str], Meta(max_length=20)] = []
 
@@ -128,21 +126,20 @@ class VersionDescribed(NamedVersion):
     description: str | None = None
 
 
-class VersionSetTag(NamedVersion):
-    """A version's tag."""
-
-    key: str
-    value: str = ""
-
-
 class VersionDropTag(NamedVersion):
     """The key of a version's tag."""
 
     key: str
 
 
-class Transition(NamedVersion):
-    """A version and the stage that it is to enter."""
+class VersionSetTag(VersionDropTag):
+    """A version's tag."""
+
+    value: str = ""
+
+
+class TransitionStage(NamedVersion):
+    """A version and the stage that it will enter."""
 
     stage: str
     archive_existing_versions: bool = False
@@ -167,7 +164,7 @@ class Search(MlflowRequest):
     page_token: str | None = None
 
     def options(self, *, default: int, most: int) -> dict[str, Any]:
-        """The registry's options for this search; clients may ask for more than a page holds."""
+        """The arguments of the registry's search methods, with at most `most` results."""
         wanted = default if self.max_results is None else self.max_results
         if wanted < 1:
             raise InvalidInputError(f"max_results = {wanted}: must be positive")
@@ -184,18 +181,18 @@ def stage_of(text: str) -> str | None:
 
 
 def plain_tags(tags: list[Tag]) -> dict[str, str]:
-    """MLflow's list of tags as a mapping; the last of two with one key counts."""
+    """MLflow's list of tags as a mapping; if a key occurs twice, the last value counts."""
     return {tag.key: tag.value for tag in tags}
 
 
 def refuse_reserved(key: str) -> None:
-    """Tags that show our own facts cannot be set or removed."""
+    """`InvalidInputError` if the registry itself sets the tag."""
     if key in RESERVED_TAGS:
-        raise InvalidInputError(f"the tag {key} belongs to the registry and cannot be changed")
+        raise InvalidInputError(f"the tag {key} is set by the registry and cannot be changed")
 
 
 def new_version(body: CreateVersion) -> tuple[ModelMetadata, ModelVersion | None]:
-    """The metadata of a new version, and the version that its tags ask for."""
+    """The metadata of a new version, and the version in its tags, if they have one."""
     tags = plain_tags(body.tags)
     asked = tags.pop(VERSION_TAG, None)
     tags.pop(STATE_TAG, None)
@@ -219,7 +216,7 @@ def new_version(body: CreateVersion) -> tuple[ModelMetadata, ModelVersion | None
 
 
 def error_body(status: int, error: Exception, answer: ErrorAnswer) -> dict[str, Any]:
-    """An error in MLflow's words."""
+    """The body of an error in MLflow's format."""
     code = _ERROR_CODES.get(status, "INTERNAL_ERROR")
     if isinstance(error, AlreadyExistsError):
         code = "RESOURCE_ALREADY_EXISTS"
@@ -227,7 +224,7 @@ def error_body(status: int, error: Exception, answer: ErrorAnswer) -> dict[str, 
 
 
 def version_body(metadata: ModelMetadata) -> dict[str, Any]:
-    """A version as MLflow shows it."""
+    """A version in MLflow's format."""
     state = metadata.state.value
     return {
         "name": metadata.model_id,
@@ -249,7 +246,7 @@ def version_body(metadata: ModelMetadata) -> dict[str, Any]:
 def model_body(
     model: RegisteredModel, latest: list[ModelMetadata], numbers: dict[str, int]
 ) -> dict[str, Any]:
-    """A model as MLflow shows it."""
+    """A model in MLflow's format."""
     return {
         "name": model.model_id,
         "creation_timestamp": _millis(model.created_at),

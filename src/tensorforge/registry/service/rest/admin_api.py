@@ -1,13 +1,13 @@
-"""Operations on the registry itself: its audit and its webhooks."""
+"""REST operations on the registry itself: its audit and its webhooks."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
 from tensorforge.errors import IntegrityError, InvalidInputError
-from tensorforge.registry.database.outbox import Outbox, Webhook
+from tensorforge.registry.database.outbox import Outbox
 from tensorforge.registry.database.times import to_micros
-from tensorforge.registry.service.operations import Call, Operation, Reply
+from tensorforge.registry.service.operations import Call, OperationTable, Reply
 from tensorforge.registry.service.rest.admin_wire import (
     AuditState,
     CreateWebhook,
@@ -19,7 +19,9 @@ from tensorforge.registry.service.rest.admin_wire import (
 from tensorforge.registry.service.shared_wire import LimitQuery
 from tensorforge.registry.tokens import Scope
 
-_WEBHOOK = "/api/v1/webhooks/{webhook_id}"
+OPERATIONS = OperationTable()
+_WEBHOOKS = "/api/v1/webhooks"
+_WEBHOOK = f"{_WEBHOOKS}/{{webhook_id}}"
 
 
 def _outbox(call: Call) -> Outbox:
@@ -33,20 +35,9 @@ def _webhook_id(call: Call) -> int:
     return int(text)
 
 
-def _answer(webhook: Webhook, *, secret: str | None = None) -> WebhookAnswer:
-    return WebhookAnswer(
-        webhook_id=webhook.webhook_id,
-        url=webhook.url,
-        model_id=webhook.model_id,
-        actions=list(webhook.actions),
-        created_at=webhook.created_at,
-        created_by=webhook.created_by,
-        secret=secret,
-    )
-
-
+@OPERATIONS.declare("GET", "/api/v1/audit", Scope.READ, answer=AuditState)
 def verify_audit(call: Call) -> Reply:
-    """Recompute the chain of the audit."""
+    """Recompute the hashes of the audit: its head, or the first row that was tampered with."""
     try:
         head = call.registry.verify_audit()
     except IntegrityError as error:
@@ -54,8 +45,11 @@ def verify_audit(call: Call) -> Reply:
     return Reply(body=AuditState(intact=True, sequence=head.sequence, hash=head.hash))
 
 
+@OPERATIONS.declare(
+    "POST", _WEBHOOKS, Scope.ADMIN, body=CreateWebhook, answer=WebhookAnswer, status=201
+)
 def create_webhook(call: Call) -> Reply:
-    """Somebody who wants to be told."""
+    """Report changes to a URL, by signed requests; the secret is shown only in this answer."""
     body: CreateWebhook = call.body
     webhook = _outbox(call).subscribe(
         body.url,
@@ -65,86 +59,27 @@ def create_webhook(call: Call) -> Reply:
         now_us=to_micros(datetime.now(UTC)),
         allow_private=call.allow_private_webhooks,
     )
-    return Reply(body=_answer(webhook, secret=webhook.secret), status=201)
+    return Reply(body=WebhookAnswer.of(webhook))
 
 
+@OPERATIONS.declare("GET", _WEBHOOKS, Scope.ADMIN, answer=WebhookList)
 def list_webhooks(call: Call) -> Reply:
-    """All webhooks, without their secrets."""
-    items = [_answer(webhook) for webhook in _outbox(call).webhooks()]
+    """List all webhooks, without their secrets."""
+    items = [WebhookAnswer.of(each, secret=None) for each in _outbox(call).webhooks()]
     return Reply(body=WebhookList(items=items))
 
 
+@OPERATIONS.declare("DELETE", _WEBHOOK, Scope.ADMIN, status=204)
 def delete_webhook(call: Call) -> Reply:
-    """Tell no more."""
+    """Remove a webhook and the messages to it."""
     _outbox(call).unsubscribe(_webhook_id(call))
-    return Reply(body=None, status=204)
+    return Reply()
 
 
-def list_deliveries(call: Call) -> Reply:
-    """How the messages for a webhook fared."""
-    found = _outbox(call).deliveries(_webhook_id(call), limit=call.query.page_size)
-    items = [
-        DeliveryAnswer(
-            delivery_id=delivery.delivery_id,
-            sequence=delivery.sequence,
-            status=delivery.status,
-            attempts=delivery.attempts,
-            due_at=delivery.due_at,
-            last_error=delivery.last_error,
-        )
-        for delivery in found
-    ]
-    return Reply(body=DeliveryList(items=items))
-
-
-OPERATIONS = (
-    Operation(
-        name="verify_audit",
-        method="GET",
-        path="/api/v1/audit",
-        scope=Scope.READ,
-        summary="Recompute the audit's chain: its head, or the first row that was tampered with.",
-        run=verify_audit,
-        answer=AuditState,
-    ),
-    Operation(
-        name="create_webhook",
-        method="POST",
-        path="/api/v1/webhooks",
-        scope=Scope.ADMIN,
-        summary="Be told of changes, by signed requests. The secret is shown only now.",
-        run=create_webhook,
-        body=CreateWebhook,
-        answer=WebhookAnswer,
-        status=201,
-    ),
-    Operation(
-        name="list_webhooks",
-        method="GET",
-        path="/api/v1/webhooks",
-        scope=Scope.ADMIN,
-        summary="All webhooks, without their secrets.",
-        run=list_webhooks,
-        answer=WebhookList,
-    ),
-    Operation(
-        name="delete_webhook",
-        method="DELETE",
-        path=_WEBHOOK,
-        scope=Scope.ADMIN,
-        summary="Remove a webhook and what waits for it.",
-        run=delete_webhook,
-        answer=None,
-        status=204,
-    ),
-    Operation(
-        name="list_deliveries",
-        method="GET",
-        path=f"{_WEBHOOK}/deliveries",
-        scope=Scope.ADMIN,
-        summary="How the messages for a webhook fared, the newest first.",
-        run=list_deliveries,
-        query=LimitQuery,
-        answer=DeliveryList,
-    ),
+@OPERATIONS.declare(
+    "GET", f"{_WEBHOOK}/deliveries", Scope.ADMIN, query=LimitQuery, answer=DeliveryList
 )
+def list_deliveries(call: Call) -> Reply:
+    """List the messages to a webhook and how their delivery went, the newest first."""
+    found = _outbox(call).deliveries(_webhook_id(call), limit=call.query.page_size)
+    return Reply(body=DeliveryList(items=[DeliveryAnswer.of(each) for each in found]))

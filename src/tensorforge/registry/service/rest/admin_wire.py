@@ -1,4 +1,4 @@
-"""Requests about the registry itself, and the answers to them."""
+"""Requests about the audit and the webhooks, and their answers."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import msgspec
 from msgspec import Meta
 
 from tensorforge.registry.domain.names import MAX_NAME
-from tensorforge.registry.service.shared_wire import Answer, Request
-
-Action = Annotated[str, Meta(max_length=40)]
+from tensorforge.registry.service.shared_wire import Answer, WireRequest
 
 
-class CreateWebhook(Request):
-    """Who wants to be told of what; everything if nothing is named."""
+class CreateWebhook(WireRequest):
+    """The URL to report changes to.
+
+    Without `actions` every kind of change is reported, without `model_id` those of every model.
+    """
 
     url: Annotated[str, Meta(min_length=1, max_length=2_000)]
     model_id: Annotated[str, Meta(max_length=MAX_NAME)] = ""
@@ -25,7 +26,7 @@ class CreateWebhook(Request):
 
 
 class AuditState(Answer):
-    """Whether the audit is intact: its head, or what is wrong with it."""
+    """Whether the audit is intact: if so its head, otherwise the problem."""
 
     intact: bool
     sequence: int | None = None
@@ -34,12 +35,12 @@ class AuditState(Answer):
 
 
 class WebhookAnswer(Answer):
-    """A webhook. `secret` is given once, when the webhook is made."""
+    """A webhook. `secret` is shown only when the webhook is created."""
 
     webhook_id: int
     url: str
     model_id: str
-    actions: list[str]
+    actions: tuple[str, ...]
     created_at: datetime
     created_by: str
     secret: str | None = None
@@ -52,7 +53,7 @@ class WebhookList(Answer):
 
 
 class DeliveryAnswer(Answer):
-    """A message to a webhook."""
+    """A message to a webhook, and how its delivery went so far."""
 
     delivery_id: int
     sequence: int
@@ -63,6 +64,6 @@ class DeliveryAnswer(Answer):
 
 
 class DeliveryList(Answer):
-    """Some messages to a webhook."""
+    """Messages to a webhook."""
 
     items: list[DeliveryAnswer]

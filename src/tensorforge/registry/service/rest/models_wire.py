@@ -1,10 +1,9 @@
-"""Requests about models, and the answers to them."""
+"""Requests about models, and their answers."""
 
 from __future__ import annotations
 
-import dataclasses
 from datetime import datetime
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -16,29 +15,29 @@ from tensorforge.registry.service.shared_wire import (
     Answer,
     Name,
     PageSize,
-    Request,
     Tags,
     Text,
     Version,
     Whole,
+    WireRequest,
 )
 
 
-class SlaBody(Request):
-    """What every version must reach."""
+class SlaBody(WireRequest):
+    """The limits that every version must meet."""
 
     max_latency_ms: Annotated[float, Meta(gt=0)]
     min_accuracy: float
 
 
 def sla_of(body: SlaBody | None) -> Sla | None:
-    """The SLA that a request describes, if it does."""
+    """The SLA in a request, or `None` if it has none."""
     if body is None:
         return None
     return Sla(max_latency_ms=body.max_latency_ms, min_accuracy=body.min_accuracy)
 
 
-class CreateModel(Request):
+class CreateModel(WireRequest):
     """A new model."""
 
     model_id: Name
@@ -47,38 +46,38 @@ class CreateModel(Request):
     sla: SlaBody | None = None
 
 
-class UpdateModel(Request):
-    """What is to change of a model; what is left out stays."""
+class UpdateModel(WireRequest):
+    """The new description or SLA of a model; a field that is left out stays as it is."""
 
     description: Text | None = None
     sla: SlaBody | msgspec.UnsetType | None = msgspec.UNSET
 
 
-class RenameModel(Request):
-    """A new name."""
+class RenameModel(WireRequest):
+    """The new name of a model."""
 
     model_id: Name
 
 
-class PointAlias(Request):
-    """The version that an alias is to point to."""
+class PointAlias(WireRequest):
+    """The version that an alias will point at."""
 
     version: Version
 
 
-class RollBack(Request):
-    """A rollback; without `to` the best version standing by serves."""
+class RollBack(WireRequest):
+    """A rollback; without `to` the best version that stands by serves."""
 
     reason: Text = ""
     to: Version | None = None
 
 
-# Read as a text: a query parameter that is read as a time may also be a number of seconds.
+# Read as a text: msgspec would accept a number of seconds for a query parameter of type datetime.
 Moment = Annotated[str, Meta(max_length=100, extra_json_schema={"format": "date-time"})]
 
 
-class ProductionQuery(Request):
-    """At which moment; now if left out."""
+class ProductionQuery(WireRequest):
+    """At which moment; without it, now."""
 
     at: Moment | None = None
 
@@ -93,19 +92,12 @@ class ProductionQuery(Request):
         return moment
 
 
-class HistoryQuery(Request):
-    """Which part of the audit."""
+class HistoryQuery(WireRequest):
+    """Which rows of a model's audit: of one version, and with numbers above `after`."""
 
     version: Version | None = None
     after: Whole = 0
     page_size: PageSize = 100
-
-
-class SlaAnswer(Answer):
-    """What every version must reach."""
-
-    max_latency_ms: float
-    min_accuracy: float
 
 
 class ModelAnswer(Answer):
@@ -117,90 +109,46 @@ class ModelAnswer(Answer):
     updated_at: datetime
     tags: dict[str, str]
     aliases: dict[str, str]
-    sla: SlaAnswer | None
+    sla: Sla | None
     production: str | None
     version_count: int
 
 
 class ModelPage(Answer):
-    """Some models."""
+    """A page of models."""
 
     items: list[ModelAnswer]
     next_page_token: str | None
 
 
 class RollbackAnswer(Answer):
-    """A rollback that was made."""
+    """The version that served before a rollback, the one that serves now, and why that one."""
 
     previous: str
     current: str
-    reasons: list[str]
+    reasons: tuple[str, ...]
     audit_sequence: int
 
 
 class ProductionAnswer(Answer):
-    """Which version serves or served."""
+    """The version that serves or served, or null if none."""
 
     model_id: str
     at: datetime | None
     version: str | None
 
 
-class AuditAnswer(Answer):
-    """A row of the audit."""
-
-    sequence: int
-    at: datetime
-    actor: str
-    action: str
-    model_id: str
-    version: str
-    from_state: str
-    to_state: str
-    reason: str
-    evidence: dict[str, Any]
-    forced: bool
-    previous_hash: str
-    hash: str
-
-
 class HistoryPage(Answer):
-    """Some rows of the audit."""
+    """Rows of the audit; `next_after` is the `after` of the next page, or null after the last."""
 
-    items: list[AuditAnswer]
+    items: list[AuditEntry]
     next_after: int | None
 
 
 def model_answer(model: RegisteredModel) -> ModelAnswer:
-    """A model as the wire shows it."""
-    sla = model.sla
-    return ModelAnswer(
-        model_id=model.model_id,
-        description=model.description,
-        created_at=model.created_at,
-        updated_at=model.updated_at,
-        tags=dict(model.tags),
+    """The answer that describes a model."""
+    return ModelAnswer.of(
+        model,
         aliases={alias: str(version) for alias, version in model.aliases.items()},
-        sla=None if sla is None else SlaAnswer(**dataclasses.asdict(sla)),
         production=None if model.production is None else str(model.production),
-        version_count=model.version_count,
-    )
-
-
-def audit_answer(entry: AuditEntry) -> AuditAnswer:
-    """A row of the audit as the wire shows it."""
-    return AuditAnswer(
-        sequence=entry.sequence,
-        at=entry.at,
-        actor=entry.actor,
-        action=entry.action,
-        model_id=entry.model_id,
-        version=entry.version,
-        from_state=entry.from_state,
-        to_state=entry.to_state,
-        reason=entry.reason,
-        evidence=dict(entry.evidence),
-        forced=entry.forced,
-        previous_hash=entry.previous_hash,
-        hash=entry.hash,
     )

@@ -1,4 +1,4 @@
-"""Validations and verdicts on the wire."""
+"""Requests about validations and canaries, and their answers."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
 from tensorforge.registry.domain.models import ValidationRecord, ValidationResult
 from tensorforge.registry.domain.selection import CanaryDecision
 from tensorforge.registry.domain.versions import require_version
-from tensorforge.registry.service.shared_wire import Answer, Request, Text, Whole
+from tensorforge.registry.service.shared_wire import Answer, Text, Whole, WireRequest
 
 Latency = Annotated[float, Meta(ge=0)]
 
 
-class RecordValidation(Request):
+class RecordValidation(WireRequest):
     """What a validation measured."""
 
     passed: bool
@@ -29,7 +29,7 @@ class RecordValidation(Request):
     samples: Whole | None = None
 
     def result(self, model_id: str, version: str) -> ValidationResult:
-        """The validation that this describes."""
+        """The validation result in this request."""
         return ValidationResult(
             model_id=model_id,
             version=require_version(version),
@@ -50,7 +50,7 @@ class ValidationAnswer(Answer):
     latency_p50_ms: float | None
     latency_p99_ms: float | None
     accuracy_score: float | None
-    errors: list[str]
+    errors: tuple[str, ...]
     samples: int | None
     state: DeploymentState
     revision: int
@@ -59,33 +59,29 @@ class ValidationAnswer(Answer):
 
 
 class ValidationList(Answer):
-    """Some validations."""
+    """Validations of a version, the newest first."""
 
     items: list[ValidationAnswer]
 
 
 class CanaryAnswer(Answer):
-    """A verdict with its reasons."""
+    """The verdict on a canary, and its reasons."""
 
     verdict: str
-    reasons: list[str]
+    reasons: tuple[str, ...]
 
 
 def validation_answer(record: ValidationRecord) -> ValidationAnswer:
-    """A validation as the wire shows it."""
+    """The answer that describes a validation."""
     result = record.result
-    return ValidationAnswer(
-        record_id=record.record_id,
+    return ValidationAnswer.of(
+        record,
         passed=result.passed,
         latency_p50_ms=_finite(result.latency_p50_ms),
         latency_p99_ms=_finite(result.latency_p99_ms),
         accuracy_score=_finite(result.accuracy_score),
-        errors=list(result.errors),
+        errors=result.errors,
         samples=result.samples,
-        state=record.state,
-        revision=record.revision,
-        recorded_at=record.recorded_at,
-        recorded_by=record.recorded_by,
     )
 
 
@@ -94,5 +90,5 @@ def _finite(value: float) -> float | None:
 
 
 def canary_answer(decision: CanaryDecision) -> CanaryAnswer:
-    """A verdict as the wire shows it."""
-    return CanaryAnswer(verdict=decision.verdict.value, reasons=list(decision.reasons))
+    """The answer that describes the verdict on a canary."""
+    return CanaryAnswer.of(decision, verdict=decision.verdict.value)

@@ -1,4 +1,4 @@
-"""Operations on versions: register, find, validate, move, compare."""
+"""REST operations on versions: register, find, validate and compare them, and make transitions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tensorforge.registry.database.reads.search import Page
 from tensorforge.registry.domain.models import ModelMetadata
 from tensorforge.registry.domain.version_ranges import parse_range
 from tensorforge.registry.domain.versions import require_version
-from tensorforge.registry.service.operations import Call, Operation, Reply
+from tensorforge.registry.service.operations import CREATES_ONCE, Call, OperationTable, Reply
 from tensorforge.registry.service.rest.validations_wire import (
     CanaryAnswer,
     RecordValidation,
@@ -23,7 +23,7 @@ from tensorforge.registry.service.rest.versions_wire import (
     CreateVersion,
     DiffAnswer,
     DiffQuery,
-    Move,
+    MakeTransition,
     ResolveQuery,
     TransitionAnswer,
     UpdateVersion,
@@ -31,38 +31,51 @@ from tensorforge.registry.service.rest.versions_wire import (
     VersionPage,
     VersionsQuery,
     diff_answer,
-    due_answer,
     version_answer,
 )
 from tensorforge.registry.service.shared_wire import ChangeTags, LimitQuery, SearchQuery
 from tensorforge.registry.tokens import Scope
 
-_VERSIONS = "/api/v1/models/{model_id}/versions"
+OPERATIONS = OperationTable()
+_MODEL = "/api/v1/models/{model_id}"
+_VERSIONS = f"{_MODEL}/versions"
 _VERSION = f"{_VERSIONS}/{{version}}"
+_ONE_VERSION: dict[str, Any] = {"answer": VersionAnswer, "etag": True}
 
 
 def _one(metadata: ModelMetadata) -> Reply:
     return Reply(body=version_answer(metadata), etag=metadata.revision)
 
 
-def _some(page: Page[ModelMetadata]) -> Reply:
+def _page(page: Page[ModelMetadata]) -> Reply:
     items = [version_answer(metadata) for metadata in page.items]
     return Reply(body=VersionPage(items=items, next_page_token=page.next_token))
 
 
+@OPERATIONS.declare("GET", "/api/v1/versions", Scope.READ, query=SearchQuery, answer=VersionPage)
 def search_versions(call: Call) -> Reply:
-    """A page of versions of all models."""
-    return _some(call.registry.search_versions(call.query.filter, **call.query.options()))
+    """Search the versions of all models, the newest first, page by page."""
+    return _page(call.registry.search_versions(call.query.filter, **call.query.options()))
 
 
+@OPERATIONS.declare("GET", _VERSIONS, Scope.READ, query=VersionsQuery, answer=VersionPage)
 def list_versions(call: Call) -> Reply:
-    """A page of one model's versions."""
-    place: dict[str, Any] = {"model_id": call.model_id, "versions": parse_range(call.query.range)}
-    return _some(call.registry.search_versions(call.query.filter, **place, **call.query.options()))
+    """List the versions of one model in a range that match a filter."""
+    bounds: dict[str, Any] = {"model_id": call.model_id, "versions": parse_range(call.query.range)}
+    return _page(call.registry.search_versions(call.query.filter, **bounds, **call.query.options()))
 
 
+@OPERATIONS.declare(
+    "POST",
+    _VERSIONS,
+    Scope.WRITE,
+    body=CreateVersion,
+    answer=CreatedVersion,
+    etag=True,
+    **CREATES_ONCE,
+)
 def create_version(call: Call) -> Reply:
-    """A new version, under the given number or the next one that is due."""
+    """Register a version, under the given version or the next one that is due; its source is never opened."""
     body: CreateVersion = call.body
     metadata = body.metadata(call.model_id, datetime.now(UTC))
     how: dict[str, Any] = {
@@ -71,39 +84,44 @@ def create_version(call: Call) -> Reply:
         "request_key": call.request_key,
     }
     if body.version is not None:
-        kept, due = call.registry.register(metadata, **how), None
+        stored, due = call.registry.register(metadata, **how), None
     else:
-        kept, due = call.registry.register_next(metadata, least=body.least_bump, **how)
-    answer = CreatedVersion(
-        version=version_answer(kept), due=None if due is None else due_answer(due)
-    )
-    return Reply(body=answer, status=201, etag=kept.revision)
+        stored, due = call.registry.register_next(metadata, least=body.least_bump, **how)
+    answer = CreatedVersion(version=version_answer(stored), due=due)
+    return Reply(body=answer, etag=stored.revision)
 
 
+@OPERATIONS.declare("GET", _VERSION, Scope.READ, quick=True, **_ONE_VERSION)
 def get_version(call: Call) -> Reply:
-    """One version."""
+    """Read a version; a transition must send its ETag as If-Match."""
     return _one(call.registry.require(call.model_id, call.version))
 
 
+@OPERATIONS.declare(
+    "GET", f"{_MODEL}/resolve", Scope.READ, query=ResolveQuery, quick=True, **_ONE_VERSION
+)
 def resolve_version(call: Call) -> Reply:
-    """The version that a range, a state, an alias or `latest` means."""
+    """Find the version that ^1.2, latest, a state or an alias names."""
     return _one(call.registry.resolve(call.model_id, call.query.version))
 
 
+@OPERATIONS.declare("PATCH", _VERSION, Scope.WRITE, body=UpdateVersion, **_ONE_VERSION)
 def update_version(call: Call) -> Reply:
-    """Another description."""
+    """Replace a version's description."""
     text = call.body.description
     return _one(call.registry.describe_version(call.model_id, call.version, text, actor=call.actor))
 
 
+@OPERATIONS.declare("DELETE", _VERSION, Scope.ADMIN, status=204, errors=(409,))
 def delete_version(call: Call) -> Reply:
-    """Remove a version that does not serve."""
+    """Remove a version that does not serve; the audit keeps its history."""
     call.registry.delete_version(call.model_id, call.version, actor=call.actor)
-    return Reply(body=None, status=204)
+    return Reply()
 
 
+@OPERATIONS.declare("PATCH", f"{_VERSION}/tags", Scope.WRITE, body=ChangeTags, **_ONE_VERSION)
 def tag_version(call: Call) -> Reply:
-    """Set and remove tags."""
+    """Set and remove tags of a version."""
     change: ChangeTags = call.body
     call.registry.set_tags(
         call.model_id, call.version, put=change.put, drop=change.drop, actor=call.actor
@@ -111,9 +129,19 @@ def tag_version(call: Call) -> Reply:
     return get_version(call)
 
 
-def move_version(call: Call) -> Reply:
-    """Move a version along the lifecycle."""
-    body: Move = call.body
+@OPERATIONS.declare(
+    "POST",
+    f"{_VERSION}/transitions",
+    Scope.TRANSITION,
+    body=MakeTransition,
+    answer=TransitionAnswer,
+    errors=(409,),
+    if_match=True,
+    etag=True,
+)
+def transition_version(call: Call) -> Reply:
+    """Take a version into another state, unless it was changed since it was read."""
+    body: MakeTransition = call.body
     done = call.registry.transition_state(
         call.model_id,
         call.version,
@@ -132,175 +160,41 @@ def move_version(call: Call) -> Reply:
     return Reply(body=answer, etag=done.metadata.revision)
 
 
+@OPERATIONS.declare(
+    "POST",
+    f"{_VERSION}/validations",
+    Scope.WRITE,
+    body=RecordValidation,
+    answer=ValidationAnswer,
+    status=201,
+)
 def record_validation(call: Call) -> Reply:
-    """Keep what a validation measured."""
+    """Store what a validation measured, as evidence for the state the version is in."""
     body: RecordValidation = call.body
     result = body.result(call.model_id, call.path["version"])
     record = call.registry.record_validation(result, actor=call.actor)
-    return Reply(body=validation_answer(record), status=201)
+    return Reply(body=validation_answer(record))
 
 
+@OPERATIONS.declare(
+    "GET", f"{_VERSION}/validations", Scope.READ, query=LimitQuery, answer=ValidationList
+)
 def list_validations(call: Call) -> Reply:
-    """What was measured, the newest first."""
+    """List the validations of a version, the newest first."""
     records = call.registry.validations(call.model_id, call.version, limit=call.query.page_size)
     items = [validation_answer(record) for record in records]
     return Reply(body=ValidationList(items=items))
 
 
+@OPERATIONS.declare("GET", f"{_VERSION}/canary", Scope.READ, answer=CanaryAnswer)
 def judge_canary(call: Call) -> Reply:
-    """What the newest validation allows to say of a canary."""
+    """Pass, fail or inconclusive, with reasons, by the SLA and by the version that serves."""
     decision = call.registry.canary_decision(call.model_id, call.version)
     return Reply(body=canary_answer(decision))
 
 
+@OPERATIONS.declare("GET", f"{_MODEL}/diff", Scope.READ, query=DiffQuery, answer=DiffAnswer)
 def compare_versions(call: Call) -> Reply:
-    """What changed between two versions."""
+    """Read what changed between two versions, and which bump the change needs."""
     before, after = require_version(call.query.before), require_version(call.query.after)
     return Reply(body=diff_answer(call.registry.diff(call.model_id, before, after)))
-
-
-OPERATIONS = (
-    Operation(
-        name="search_versions",
-        method="GET",
-        path="/api/v1/versions",
-        scope=Scope.READ,
-        summary="Versions of all models that match a filter, the newest first, page by page.",
-        run=search_versions,
-        query=SearchQuery,
-        answer=VersionPage,
-    ),
-    Operation(
-        name="list_versions",
-        method="GET",
-        path=_VERSIONS,
-        scope=Scope.READ,
-        summary="Versions of one model within a range that match a filter.",
-        run=list_versions,
-        query=VersionsQuery,
-        answer=VersionPage,
-    ),
-    Operation(
-        name="create_version",
-        method="POST",
-        path=_VERSIONS,
-        scope=Scope.WRITE,
-        summary="A new version. Its source is kept as text and never opened.",
-        run=create_version,
-        body=CreateVersion,
-        answer=CreatedVersion,
-        status=201,
-        errors=(409,),
-        idempotent=True,
-        etag=True,
-    ),
-    Operation(
-        name="get_version",
-        method="GET",
-        path=_VERSION,
-        scope=Scope.READ,
-        summary="One version; its ETag is what a move must send as If-Match.",
-        run=get_version,
-        answer=VersionAnswer,
-        etag=True,
-        quick=True,
-    ),
-    Operation(
-        name="update_version",
-        method="PATCH",
-        path=_VERSION,
-        scope=Scope.WRITE,
-        summary="Another description.",
-        run=update_version,
-        body=UpdateVersion,
-        answer=VersionAnswer,
-        etag=True,
-    ),
-    Operation(
-        name="delete_version",
-        method="DELETE",
-        path=_VERSION,
-        scope=Scope.ADMIN,
-        summary="Remove a version that does not serve; the audit keeps its history.",
-        run=delete_version,
-        answer=None,
-        status=204,
-        errors=(409,),
-    ),
-    Operation(
-        name="tag_version",
-        method="PATCH",
-        path=f"{_VERSION}/tags",
-        scope=Scope.WRITE,
-        summary="Set and remove tags of a version.",
-        run=tag_version,
-        body=ChangeTags,
-        answer=VersionAnswer,
-        etag=True,
-    ),
-    Operation(
-        name="move_version",
-        method="POST",
-        path=f"{_VERSION}/transitions",
-        scope=Scope.PROMOTE,
-        summary="Move a version along the lifecycle, if nobody moved it meanwhile.",
-        run=move_version,
-        body=Move,
-        answer=TransitionAnswer,
-        errors=(409,),
-        if_match=True,
-        etag=True,
-    ),
-    Operation(
-        name="record_validation",
-        method="POST",
-        path=f"{_VERSION}/validations",
-        scope=Scope.WRITE,
-        summary="Keep what a validation measured, as evidence for the state the version is in.",
-        run=record_validation,
-        body=RecordValidation,
-        answer=ValidationAnswer,
-        status=201,
-    ),
-    Operation(
-        name="list_validations",
-        method="GET",
-        path=f"{_VERSION}/validations",
-        scope=Scope.READ,
-        summary="The validations of a version, the newest first.",
-        run=list_validations,
-        query=LimitQuery,
-        answer=ValidationList,
-    ),
-    Operation(
-        name="judge_canary",
-        method="GET",
-        path=f"{_VERSION}/canary",
-        scope=Scope.READ,
-        summary="Pass, fail or inconclusive, with reasons, against the SLA and what serves now.",
-        run=judge_canary,
-        answer=CanaryAnswer,
-    ),
-    Operation(
-        name="resolve_version",
-        method="GET",
-        path="/api/v1/models/{model_id}/resolve",
-        scope=Scope.READ,
-        summary="The version that ^1.2, latest, a state or an alias means.",
-        run=resolve_version,
-        query=ResolveQuery,
-        answer=VersionAnswer,
-        etag=True,
-        quick=True,
-    ),
-    Operation(
-        name="compare_versions",
-        method="GET",
-        path="/api/v1/models/{model_id}/diff",
-        scope=Scope.READ,
-        summary="What changed between two versions, and which bump the change calls for.",
-        run=compare_versions,
-        query=DiffQuery,
-        answer=DiffAnswer,
-    ),
-)

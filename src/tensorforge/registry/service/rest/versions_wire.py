@@ -1,4 +1,4 @@
-"""Requests about versions, and the answers to them."""
+"""Requests about versions, and their answers."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from tensorforge.registry.domain.shapes import DueBump
 from tensorforge.registry.domain.versions import Bump, require_version
 from tensorforge.registry.service.shared_wire import (
     Answer,
-    Request,
     SearchQuery,
     Shape,
     Tags,
     Text,
     Version,
     Whole,
+    WireRequest,
 )
 
 
 class TensorBody(msgspec.Struct, forbid_unknown_fields=True):
-    """Type and shape of a tensor."""
+    """The type and shape of a tensor."""
 
     dtype: Annotated[str, Meta(min_length=1, max_length=40)]
     shape: Shape
 
 
-class CreateVersion(Request):
-    """A new version. Without `version` the next one that the change of shapes calls for is taken."""
+class CreateVersion(WireRequest):
+    """A new version. Without `version` it gets the next one that the change of shapes needs."""
 
     version: Version | None = None
     least_bump: Bump = Bump.PATCH
@@ -55,7 +55,7 @@ class CreateVersion(Request):
     )
 
     def metadata(self, model_id: str, now: datetime) -> ModelMetadata:
-        """The version that this describes."""
+        """The metadata of the version in this request."""
         return ModelMetadata(
             model_id=model_id,
             name=self.name or model_id,
@@ -78,18 +78,18 @@ class CreateVersion(Request):
         )
 
     def specs(self) -> dict[str, TensorSpec]:
-        """The declared tensors."""
+        """The tensors in this request."""
         return {name: TensorSpec(t.dtype, tuple(t.shape)) for name, t in self.tensors.items()}
 
 
-class UpdateVersion(Request):
-    """What is to change of a version."""
+class UpdateVersion(WireRequest):
+    """The new description of a version."""
 
     description: Text
 
 
-class Move(Request):
-    """A move along the lifecycle."""
+class MakeTransition(WireRequest):
+    """A transition along the lifecycle."""
 
     to: DeploymentState
     reason: Text = ""
@@ -98,31 +98,22 @@ class Move(Request):
 
 
 class VersionsQuery(SearchQuery):
-    """The same, within a range of versions."""
+    """A search that is restricted to a range of versions."""
 
     range: Annotated[str, Meta(max_length=200)] = "*"
 
 
-class ResolveQuery(Request):
-    """A range, a state, an alias or `latest`."""
+class ResolveQuery(WireRequest):
+    """A version, a range, a state, an alias or `latest`."""
 
     version: Annotated[str, Meta(min_length=1, max_length=200)]
 
 
-class DiffQuery(Request):
+class DiffQuery(WireRequest):
     """The two versions to compare."""
 
     before: Version
     after: Version
-
-
-class LineageAnswer(Answer):
-    """Where a version came from."""
-
-    run_id: str
-    step: int | None
-    checkpoint_id: str
-    run_link: str
 
 
 class VersionAnswer(Answer):
@@ -135,43 +126,36 @@ class VersionAnswer(Answer):
     state: DeploymentState
     name: str
     framework: str
-    input_shape: list[int]
-    output_shape: list[int]
+    input_shape: tuple[int, ...]
+    output_shape: tuple[int, ...]
     size_bytes: int
     checksum: str
     source: str
     description: str
     tags: dict[str, str]
-    aliases: list[str]
-    lineage: LineageAnswer
+    aliases: tuple[str, ...]
+    lineage: Lineage
     registered_at: datetime
     registered_by: str
     updated_at: datetime | None
 
 
-class DueBumpAnswer(Answer):
-    """Which bump a change calls for, and why."""
-
-    bump: Bump
-    reasons: list[str]
-
-
 class CreatedVersion(Answer):
-    """The new version, and why it got its number if the registry chose it."""
+    """The new version; if the registry chose its number, `due` says why."""
 
     version: VersionAnswer
-    due: DueBumpAnswer | None
+    due: DueBump | None
 
 
 class VersionPage(Answer):
-    """Some versions."""
+    """A page of versions."""
 
     items: list[VersionAnswer]
     next_page_token: str | None
 
 
 class TransitionAnswer(Answer):
-    """A move that was made."""
+    """The version after a transition, its previous state, and the number of the audit row."""
 
     previous: DeploymentState
     audit_sequence: int
@@ -183,7 +167,7 @@ class DiffAnswer(Answer):
 
     before: str
     after: str
-    due: DueBumpAnswer
+    due: DueBump
     compatibility: float
     fields: dict[str, list[str]]
     tags: dict[str, list[str | None]]
@@ -192,48 +176,17 @@ class DiffAnswer(Answer):
 
 
 def version_answer(metadata: ModelMetadata) -> VersionAnswer:
-    """A version as the wire shows it."""
-    lineage = metadata.lineage
-    return VersionAnswer(
-        model_id=metadata.model_id,
-        version=str(metadata.version),
-        number=metadata.number,
-        revision=metadata.revision,
-        state=metadata.state,
-        name=metadata.name,
-        framework=metadata.framework,
-        input_shape=list(metadata.input_shape),
-        output_shape=list(metadata.output_shape),
-        size_bytes=metadata.size_bytes,
-        checksum=metadata.checksum,
-        source=metadata.source,
-        description=metadata.description,
-        tags=dict(metadata.tags),
-        aliases=list(metadata.aliases),
-        lineage=LineageAnswer(
-            run_id=lineage.run_id,
-            step=lineage.step,
-            checkpoint_id=lineage.checkpoint_id,
-            run_link=lineage.run_link,
-        ),
-        registered_at=metadata.registered_at,
-        registered_by=metadata.registered_by,
-        updated_at=metadata.updated_at,
-    )
-
-
-def due_answer(due: DueBump) -> DueBumpAnswer:
-    """Which bump is due, as the wire shows it."""
-    return DueBumpAnswer(bump=due.bump, reasons=list(due.reasons))
+    """The answer that describes a version."""
+    return VersionAnswer.of(metadata, version=str(metadata.version))
 
 
 def diff_answer(diff: VersionDiff) -> DiffAnswer:
-    """A comparison as the wire shows it."""
+    """The answer that describes a comparison."""
     rollback = diff.rollback
     return DiffAnswer(
         before=str(diff.before.version),
         after=str(diff.after.version),
-        due=due_answer(diff.due),
+        due=diff.due,
         compatibility=diff.compatibility,
         fields={field: list(pair) for field, pair in diff.fields.items()},
         tags={tag: list(pair) for tag, pair in diff.tags.items()},

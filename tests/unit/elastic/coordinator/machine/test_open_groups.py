@@ -5,7 +5,7 @@ import pytest
 from tensorforge.elastic import ElasticTrainingConfig
 from tensorforge.elastic.coordinator.machine.cluster_state import Phase
 from tensorforge.elastic.protocol import commands, messages
-from tensorforge.testing.control import SimulatedCluster
+from tensorforge.testing.simulated_cluster import SimulatedCluster
 
 RESCALE = 30.0
 
@@ -30,7 +30,7 @@ def running(*names, **options):
 def cut_off(cluster, *names):
     unseen = [cluster.puppets[name] for name in names]
     for puppet in unseen:
-        cluster.cut(puppet)
+        cluster.disconnect(puppet)
     return unseen
 
 
@@ -53,7 +53,7 @@ def test_newcomers_do_not_take_the_place_of_a_group_that_is_only_cut_off():
     assert phase(cluster) is Phase.PAUSED
     assert not new.last(messages.FormationNotice)
     assert not newer.last(messages.Rescale)
-    reason = cluster.machine.state.history[-1].reason
+    reason = cluster.machine.state.rescale_log.history[-1].reason
     assert "generation 1 may still be training" in reason
 
 

@@ -153,7 +153,7 @@ def test_a_page_token_of_another_search_or_maker_is_refused(full):
 
 @pytest.mark.parametrize("limit", [0, -1, 10_001, True, "5"])
 def test_a_page_has_a_sensible_size(full, limit):
-    with pytest.raises(InvalidInputError, match="a page must hold"):
+    with pytest.raises(InvalidInputError, match="a page must have"):
         full.search_versions("", limit=limit)
 
 

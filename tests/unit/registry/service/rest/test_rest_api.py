@@ -15,7 +15,7 @@ def create(client, version=None, model="ranker", headers=None, **fields):
     return client.post(f"{BASE}/{model}/versions", json=body, headers=headers)
 
 
-def move(client, to, version="1.0.0", etag="*", **fields):
+def transition(client, to, version="1.0.0", etag="*", **fields):
     return client.post(
         f"{BASE}/ranker/versions/{version}/transitions",
         json={"to": to, **fields},
@@ -41,17 +41,17 @@ def test_a_version_goes_from_registration_to_production_over_http(client):
     created = create(client, "1.0.0", checksum="sha256:1", tags={"a": "b"})
     assert created.status_code == 201
     assert created.headers["etag"] == '"0"'
-    moved = move(client, "validating", etag='"0"')
-    assert (moved.status_code, moved.headers["etag"]) == (200, '"1"')
-    refused = move(client, "staging", etag='"1"')
+    entered = transition(client, "validating", etag='"0"')
+    assert (entered.status_code, entered.headers["etag"]) == (200, '"1"')
+    refused = transition(client, "staging", etag='"1"')
     assert refused.status_code == 409
     assert "no validation was recorded" in refused.json()["message"]
     assert validate(client).status_code == 201
-    assert move(client, "staging", etag='"1"').status_code == 200
-    assert move(client, "canary", etag='"2"').status_code == 200
+    assert transition(client, "staging", etag='"1"').status_code == 200
+    assert transition(client, "canary", etag='"2"').status_code == 200
     validate(client, samples=10_000)
     assert client.get(f"{BASE}/ranker/versions/1.0.0/canary").json()["verdict"] == "pass"
-    assert move(client, "production", etag='"3"', reason="all green").status_code == 200
+    assert transition(client, "production", etag='"3"', reason="all green").status_code == 200
     assert client.get(f"{BASE}/ranker/production").json()["version"] == "1.0.0"
     history = client.get(f"{BASE}/ranker/history").json()["items"]
     assert history[-1]["to_state"] == "production"
@@ -61,18 +61,18 @@ def test_a_version_goes_from_registration_to_production_over_http(client):
     assert client.get("/api/v1/audit").json()["intact"] is True
 
 
-def test_a_promotion_must_say_what_it_looked_at(client):
+def test_a_transition_must_send_the_etag_of_the_version_it_read(client):
     create(client, "1.0.0")
     path = f"{BASE}/ranker/versions/1.0.0/transitions"
     missing = client.post(path, json={"to": "validating"})
     assert missing.status_code == 428
     assert "If-Match is required" in missing.json()["message"]
-    assert move(client, "validating", etag="zero").status_code == 400
-    assert move(client, "validating", etag='"7"').status_code == 412
-    assert move(client, "validating", etag='"0"').status_code == 200
-    late = move(client, "registered", etag='"0"')
+    assert transition(client, "validating", etag="zero").status_code == 400
+    assert transition(client, "validating", etag='"7"').status_code == 412
+    assert transition(client, "validating", etag='"0"').status_code == 200
+    late = transition(client, "registered", etag='"0"')
     assert late.status_code == 412
-    assert "expected revision 0, found 1 (validating" in late.json()["message"]
+    assert "expected revision 0, found 1 in state validating" in late.json()["message"]
 
 
 def test_a_repeated_create_with_the_same_key_has_one_effect(client, served):
@@ -282,7 +282,7 @@ def test_searches_that_cannot_work_are_refused(client, served, query):
     [
         ("registry:read", {"read"}),
         ("registry:write", {"write"}),
-        ("registry:promote", {"promote"}),
+        ("registry:promote", {"transition"}),
         ("registry:admin", {"admin"}),
         ("registry:force", set()),
     ],
@@ -294,7 +294,7 @@ def test_a_token_does_only_what_its_scopes_say(client, served, scope, allowed):
     attempts = {
         "read": client.get(f"{BASE}/ranker"),
         "write": client.patch(f"{BASE}/ranker/tags", json={}),
-        "promote": move(client, "validating"),
+        "transition": transition(client, "validating"),
         "admin": client.get("/api/v1/webhooks"),
     }
     assert {name for name, answer in attempts.items() if answer.status_code == 200} == allowed
@@ -303,17 +303,17 @@ def test_a_token_does_only_what_its_scopes_say(client, served, scope, allowed):
 
 def test_forcing_needs_its_own_scope_and_a_reason(client, served):
     create(client, "1.0.0")
-    move(client, "validating")
+    transition(client, "validating")
     tokens = DatabaseTokens(served.database)
-    plain = tokens.issue("promoter", ["registry:promote"])
+    plain = tokens.issue("operator", ["registry:promote"])
     client.headers["Authorization"] = f"Bearer {plain}"
-    denied = move(client, "staging", force=True, reason="now")
+    denied = transition(client, "staging", force=True, reason="now")
     assert denied.status_code == 403
     assert "registry:force" in denied.json()["message"]
     strong = tokens.issue("chief", ["registry:promote", "registry:force"])
     client.headers["Authorization"] = f"Bearer {strong}"
-    assert move(client, "staging", force=True).status_code == 400
-    assert move(client, "staging", force=True, reason="outage").status_code == 200
+    assert transition(client, "staging", force=True).status_code == 400
+    assert transition(client, "staging", force=True, reason="outage").status_code == 200
     assert served.history("ranker")[-1].forced
 
 
