@@ -51,6 +51,12 @@ def is_initialized() -> bool:
     return _native.is_initialized()
 
 
+def __getattr__(name: str) -> object:
+    if name == "_initialized":  # torch.utils.checkpoint asks for it
+        return is_initialized()
+    raise AttributeError(name)
+
+
 def _is_in_bad_fork() -> bool:
     return _native.in_bad_fork()
 
@@ -59,18 +65,14 @@ def synchronize(where: Where = None) -> None:
     torch.accelerator.synchronize(_index(where))
 
 
-class Stream(torch.Stream):
-    """A queue of work of one device; the current device's, if none is named."""
-
-    def __new__(cls, device: Where = None, priority: int = 0) -> Stream:
-        return super().__new__(cls, device=torch.device("sim", _index(device)), priority=priority)
+def Stream(device: Where = None, priority: int = 0) -> torch.Stream:  # noqa: N802
+    """A queue of work of one device; of the current device, if none is named."""
+    return torch.Stream(device=torch.device("sim", _index(device)), priority=priority)
 
 
-class Event(torch.Event):
+def Event(enable_timing: bool = False) -> torch.Event:  # noqa: N802
     """A point in a stream's work."""
-
-    def __new__(cls, enable_timing: bool = False) -> Event:
-        return super().__new__(cls, device=torch.device("sim"), enable_timing=enable_timing)
+    return torch.Event(device=torch.device("sim"), enable_timing=enable_timing)
 
 
 def current_stream(where: Where = None) -> torch.Stream:

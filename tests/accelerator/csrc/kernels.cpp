@@ -1,6 +1,8 @@
 // The operations of the simulated accelerator. A few are native; every other one runs torch's CPU kernel on the device's
 // memory, in the stream's own thread, after the call has returned.
 #include "device.h"
+#include "memory.h"
+#include "streams.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -25,7 +27,6 @@ using at::Tensor;
 using c10::OperatorHandle;
 using torch::jit::Stack;
 
-// ---------------------------------------------------------------------------------------------- the CPU's side
 
 // CPU kernels only: no gradients, no autocasting, nothing that a caller's thread has switched on.
 struct PlainCalls {
@@ -80,7 +81,6 @@ void enqueue_kernel(c10::Stream stream, const std::string& name, std::function<v
   });
 }
 
-// ---------------------------------------------------------------------------------------------- memory
 
 c10::Device place_of(std::optional<c10::Device> device) {
   c10::DeviceIndex index = device.has_value() && device->has_index() ? device->index() : current_stream(-1).device_index();
@@ -150,15 +150,14 @@ void record_stream(Tensor& self, c10::Stream stream) {
   record_on_stream(self.storage().data_ptr(), stream);
 }
 
-// ---------------------------------------------------------------------------------------------- copies
 
 void copy_between_devices(const Tensor& source, const Tensor& target) {
   c10::Stream from = current_stream(source.get_device());
   c10::Stream to = current_stream(target.get_device());
-  order(to, from);
+  wait_in(from, now_in(to));
   Tensor source_view = kernel_view(source), target_view = kernel_view(target);
   enqueue_kernel(from, "copy on device", [source_view, target_view] { target_view.copy_(source_view); });
-  order(from, to);
+  wait_in(to, now_in(from));
 }
 
 // A CPU tensor over the same bytes that does not own them: else a stream's thread might be the last owner of an object
@@ -216,7 +215,6 @@ Tensor peek(const Tensor& tensor) {
   return kernel_view(tensor).clone();
 }
 
-// ---------------------------------------------------------------------------------------------- calls and their tensors
 
 template <typename F>
 void for_each_tensor(const IValue& value, F visit) {
@@ -365,7 +363,6 @@ struct Call {
   }
 };
 
-// ---------------------------------------------------------------------------------------------- outcomes
 
 struct Geometry {
   std::vector<int64_t> sizes, strides;
@@ -513,7 +510,6 @@ std::vector<Tensor> kernel_views(const std::vector<Tensor>& tensors) {
   return views;
 }
 
-// ---------------------------------------------------------------------------------------------- running a call
 
 // Zeros of the shapes of a call's tensors.
 std::vector<Tensor> zeros_like(const Call& call) {
@@ -679,14 +675,21 @@ Stack draw(const Call& call) {
   return results;
 }
 
-bool depends_on_values(const Call& call) {
-  bool tagged = call.operation.hasTag(at::Tag::data_dependent_output) || call.operation.hasTag(at::Tag::dynamic_output_shape);
+// `index` with a mask has asked for the mask's `nonzero` before, so its result's shape is known and nothing is counted.
+bool is_masked_index(const Call& call) {
   bool masked = false;
-  for_each_tensor(call.arguments.size() > 1 ? call.arguments[1] : IValue(), [&](const Tensor& index) {
-    masked |= index.defined() && (index.scalar_type() == at::kBool || index.scalar_type() == at::kByte);
-  });
-  bool indexing = call.operation.schema().name() == "aten::index";
-  return indexing ? masked : tagged || !returns_only_tensors(call.operation.schema());
+  if (call.operation.schema().name() == "aten::index") {
+    for_each_tensor(call.arguments[1], [&](const Tensor& index) {
+      masked |= index.defined() && (index.scalar_type() == at::kBool || index.scalar_type() == at::kByte);
+    });
+  }
+  return masked;
+}
+
+bool depends_on_values(const Call& call) {
+  const OperatorHandle& operation = call.operation;
+  return operation.hasTag(at::Tag::data_dependent_output) || !returns_only_tensors(operation.schema()) ||
+      (operation.hasTag(at::Tag::dynamic_output_shape) && operation.schema().name() != "aten::index");
 }
 
 // These draw numbers without saying from which generator, so the CPU's would be used. They are refused.
@@ -703,6 +706,9 @@ Stack run(const Call& call) {
     return call.reads_tensors() ? run_now(call) : draw(call);
   }
   require_own_generator(call);
+  if (is_masked_index(call)) {
+    return run_now(call);
+  }
   if (depends_on_values(call)) {
     count_synchronization(call.name());
     return run_now(call);
@@ -721,9 +727,8 @@ Stack run_named(const char* name, Stack arguments) {
   return run(Call(c10::Dispatcher::singleton().findSchemaOrThrow(name, ""), arguments));
 }
 
-// ---------------------------------------------------------------------------------------------- composed operations
-// torch composes these in another way on accelerators than on the CPU. Here they are composed as on the CPU, for the
-// sake of equal bits.
+// torch composes the next operations in another way on accelerators than on the CPU. Here they are composed as on the
+// CPU, for the sake of equal bits.
 
 Tensor convolution(
     const Tensor& input,
@@ -813,7 +818,6 @@ Tensor attention(
       query, key, value, mask, dropout_p, is_causal, std::nullopt, scale, enable_gqa));
 }
 
-// ---------------------------------------------------------------------------------------------- autocast
 
 // Call an operation with all floating tensors in one type, as torch's own autocasting does.
 void call_in(const OperatorHandle& operation, Stack* stack, at::ScalarType dtype) {
@@ -835,7 +839,6 @@ void call_in_float(const OperatorHandle& operation, Stack* stack) {
   call_in(operation, stack, at::kFloat);
 }
 
-// ---------------------------------------------------------------------------------------------- registration
 
 TORCH_LIBRARY_IMPL(_, PrivateUse1, library) {
   library.fallback(torch::CppFunction::makeFromBoxedFunction<&run_boxed>());
