@@ -268,8 +268,8 @@ TORCH_LIBRARY(sim, library) {
   library.def("synchronizations() -> Dict(str, int)", &read_synchronizations);
   library.def("reset_synchronizations() -> ()", &reset_synchronizations);
   library.def("forbid_synchronization(bool forbidden) -> ()", &forbid_synchronization);
-  library.def("set_schedule(bool on_demand, float latency, int seed) -> ()", [](bool demand, double latency, int64_t seed) {
-    set_schedule(demand, latency, static_cast<uint64_t>(seed));
+  library.def("set_schedule(str name, float latency, int seed) -> ()", [](std::string name, double latency, int64_t seed) {
+    set_schedule(name, latency, static_cast<uint64_t>(seed));
   });
   library.def("end() -> ()", &end);
 }

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <deque>
+#include <map>
 #include <mutex>
 #include <random>
 #include <thread>
@@ -18,7 +19,16 @@ namespace {
 constexpr c10::StreamId kStreams = 32; // per device; stream 0 is the default stream
 constexpr uint64_t kBacklog = 4096; // a stream that works on demand keeps no more work than this
 
-std::atomic<bool> on_demand{true};
+enum Schedule { ON_DEMAND, SIDE_STREAMS_FIRST, DEFAULT_STREAM_FIRST, JITTERED };
+
+const std::map<std::string, Schedule> schedules{
+    {"on demand", ON_DEMAND},
+    {"side streams first", SIDE_STREAMS_FIRST},
+    {"default stream first", DEFAULT_STREAM_FIRST},
+    {"jittered", JITTERED},
+};
+
+std::atomic<Schedule> schedule{ON_DEMAND};
 std::atomic<double> latency{0};
 std::atomic<bool> ended{false};
 
@@ -103,7 +113,7 @@ class Queue {
   void run() {
     std::unique_lock lock(mutex_);
     while (true) {
-      changed_.wait(lock, [&] { return ended || (!tasks_.empty() && (!on_demand || demanded_ > done_)); });
+      changed_.wait(lock, [&] { return ended || (!tasks_.empty() && (schedule == JITTERED || demanded_ > done_)); });
       if (ended) {
         return;
       }
@@ -125,7 +135,7 @@ class Queue {
 
   // One piece of work in sixteen starts late, by a random time around the latency.
   double draw_pause() {
-    if (on_demand || random_() % 16 != 0) {
+    if (schedule != JITTERED || random_() % 16 != 0) {
       return 0;
     }
     return std::uniform_real_distribution<double>(0, 2 * latency)(random_);
@@ -225,7 +235,11 @@ c10::Stream new_stream(c10::DeviceIndex device) {
 }
 
 void enqueue(c10::Stream stream, std::string name, std::function<void()> work) {
-  queue_of(stream).push({std::move(name), std::move(work)});
+  Queue& queue = queue_of(stream);
+  uint64_t number = queue.push({std::move(name), std::move(work)});
+  if (schedule == (stream.id() == 0 ? DEFAULT_STREAM_FIRST : SIDE_STREAMS_FIRST)) {
+    queue.reach(number);
+  }
 }
 
 Moment now_in(c10::Stream stream) {
@@ -283,9 +297,11 @@ void wait_for_all(c10::DeviceIndex device) {
   }
 }
 
-void set_schedule(bool wait_for_demand, double mean_latency, uint64_t seed) {
+void set_schedule(const std::string& name, double mean_latency, uint64_t seed) {
+  auto found = schedules.find(name);
+  TORCH_CHECK_VALUE(found != schedules.end(), "there is no schedule '", name, "'");
   latency = mean_latency;
-  on_demand = wait_for_demand;
+  schedule = found->second;
   queues().visit([seed](Queue& queue) { queue.seed(seed); });
 }
 

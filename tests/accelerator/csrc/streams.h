@@ -46,8 +46,12 @@ void wait_for(const Moment& moment);
 void wait_for(c10::Stream stream);
 void wait_for_all(c10::DeviceIndex device);
 
-// On demand, a stream does nothing before somebody waits or asks for it. Otherwise it works at once, with random stalls.
-void set_schedule(bool on_demand, double latency, uint64_t seed);
+// Say when streams work:
+// - on demand: nothing is done before somebody waits or asks for it;
+// - side streams first: work of streams other than the default stream is done when it is enqueued, the rest on demand;
+// - default stream first: the same with the roles exchanged;
+// - jittered: all work is done soon, with random stalls around the latency.
+void set_schedule(const std::string& name, double latency, uint64_t seed);
 
 // End the threads of all streams; work that nobody waited for is dropped.
 void end_streams();
