@@ -8,7 +8,7 @@ AZURE  := $(VENV)/azurite/.installed
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format bench soak azurite clean
+.PHONY: help install demo test check format docs bench soak azurite clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 16
@@ -37,6 +37,9 @@ check: $(STAMP)  ## lint, formatting, types, import rules
 format: $(STAMP) ## apply the formatter and the safe lint fixes
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
+
+docs: $(STAMP)   ## make the pages and the picture that come from the code
+	@$(BIN)/python tools/generate_docs.py
 
 bench: $(STAMP)  ## run every benchmark; each prints our figure, the peer's and the limit
 	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python $$script; done

@@ -27,11 +27,11 @@ import psutil
 
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic import CoordinatorClient, ElasticTrainingConfig
-from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
 from tensorforge.elastic.protocol import messages
 from tensorforge.elastic.protocol.commands import SERVICE
+from tensorforge.elastic.protocol.rescale_record import RescaleRecord
 from tensorforge.statistics import percentile
-from tensorforge.testing.child_processes import LocalCluster
+from tensorforge.testing.process_cluster import ProcessCluster
 
 CONFIG = ElasticTrainingConfig(
     stability_window_ms=600_000,
@@ -243,7 +243,7 @@ def measure_load(sizes: list[int], seconds: float) -> list[dict[str, float]]:
     for size in sizes:
         with (
             tempfile.TemporaryDirectory() as folder,
-            LocalCluster(Path(folder), CONFIG, desired_workers=size) as local,
+            ProcessCluster(Path(folder), CONFIG, desired_workers=size) as local,
         ):
             address = local.start_coordinator()
             _pin(local.coordinator.pid, 0)
@@ -261,7 +261,7 @@ def measure_kills(rounds: int) -> list[float]:
     delays = []
     with (
         tempfile.TemporaryDirectory() as folder,
-        LocalCluster(Path(folder), config, desired_workers=3) as local,
+        ProcessCluster(Path(folder), config, desired_workers=3) as local,
     ):
         local.start_coordinator()
         names = ["keep0", "keep1", "victim0"]

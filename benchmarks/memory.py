@@ -23,8 +23,8 @@ from tensorforge.memory import (
     replay_trace,
 )
 from tensorforge.memory.pool.free_space import FreeSpace
-from tensorforge.memory.pool.policies import GRANULARITY, POLICY_NAMES
-from tensorforge.memory.traces.library import bundled_trace, bundled_traces
+from tensorforge.memory.pool.placement_policies import GRANULARITY, POLICY_NAMES
+from tensorforge.memory.traces.bundled_traces import bundled_trace, bundled_traces
 
 SPACE = 1 << 50
 aims: list[tuple[str, bool]] = []

@@ -34,7 +34,7 @@ from tensorforge.elastic import ElasticTrainingConfig
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.encoding import encode
 from tensorforge.statistics import percentile
-from tensorforge.testing.cluster import LocalCluster
+from tensorforge.testing.training_cluster import TrainingCluster
 
 WORKERS = 4
 FOREVER = 10_000_000
@@ -66,11 +66,11 @@ def our_worker() -> None:
             step.commit()
 
 
-def newest_generation(cluster: LocalCluster) -> int:
+def newest_generation(cluster: TrainingCluster) -> int:
     return max((e["generation"] for e in cluster.events() if e["kind"] == "commit"), default=0)
 
 
-def first_commit_after(cluster: LocalCluster, generation: int, workers: int) -> float:
+def first_commit_after(cluster: TrainingCluster, generation: int, workers: int) -> float:
     """When a later generation with so many workers committed its first step."""
 
     def commits() -> list[float]:
@@ -84,7 +84,7 @@ def first_commit_after(cluster: LocalCluster, generation: int, workers: int) -> 
     return min(commits())
 
 
-def cold_start(cluster: LocalCluster, name: str) -> subprocess.Popen:
+def cold_start(cluster: TrainingCluster, name: str) -> subprocess.Popen:
     environment = os.environ | {
         "TENSORFORGE_COORDINATOR": cluster.address,
         "TENSORFORGE_WORKER_ID": name,
@@ -97,7 +97,7 @@ def cold_start(cluster: LocalCluster, name: str) -> subprocess.Popen:
 def ours(repeats: int, folder: Path) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {"kill": [], "warm join": [], "freeze": [], "cold join": []}
     phases: list[dict[str, float]] = []
-    with LocalCluster(our_worker, (), folder, config=CONFIG, desired_workers=WORKERS) as cluster:
+    with TrainingCluster(our_worker, (), folder, config=CONFIG, desired_workers=WORKERS) as cluster:
         for number in range(WORKERS):
             cluster.start_worker(f"w{number}")
         first_commit_after(cluster, 0, WORKERS)
@@ -123,8 +123,7 @@ def ours(repeats: int, folder: Path) -> dict[str, list[float]]:
             time.sleep(1.0)  # the coordinator hears of the first commit with the next heartbeat
             with CoordinatorClient(cluster.address) as client:
                 record = [r for r in client.status().rescales if r.removed][-1]
-            parts = (record.decision_ms, record.barrier_ms, record.forming_ms)
-            noticed = sum(part or 0.0 for part in parts) + (record.first_commit_ms or 0.0)
+            noticed = sum(record.milliseconds.values()) - record.detection_ms
             found["freeze"].append(noticed / 1000)
             before = newest_generation(cluster)
             cluster.thaw(victim)

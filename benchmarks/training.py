@@ -25,7 +25,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
-from tensorforge.testing.cluster import forking_context
+from tensorforge.testing.training_cluster import forking_context
 from tensorforge.train.group.membership import FixedMembership
 from tensorforge.train.loop.run import Run
 from tensorforge.train.run_config import RunConfig

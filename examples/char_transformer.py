@@ -22,7 +22,7 @@ CONTEXT = 48
 
 
 class Characters(Dataset):
-    """Every window of the text, as the characters to read and the ones to say."""
+    """Every window of the text: the characters, and for each the character that follows."""
 
     def __init__(self, text: str, stride: int = 3) -> None:
         letters = sorted(set(text))

@@ -3,7 +3,7 @@
 python examples/convnet_linear.py
 tensorforge run --workers 3 examples/convnet_linear.py
 
-With LINEAR the numbers depend on how many workers there were when; each sample still comes exactly once.
+With LINEAR the numbers depend on the number of workers at each step; each sample still comes exactly once.
 """
 
 import torch

@@ -1,11 +1,12 @@
-"""The main job: a transformer trained while its cluster is torn apart, and the proof that nothing was lost.
+"""Trains a transformer while workers and the coordinator are killed, and proves that nothing was lost.
 
 python examples/demo.py              (or `make demo`)
-python examples/demo.py --sabotage   compares with another training, so that the proof must fail
+python examples/demo.py --sabotage   compares with another seed, so that the proof must fail
 
 `tensorforge run` trains `char_transformer.py` on three workers. One is killed, one leaves, one joins, one is
-frozen, and the coordinator is killed: from outside, with the commands and signals that anybody could use.
-Then the same script runs alone, and every bit is compared. The exit code is 0 only if every claim holds.
+frozen, and the coordinator is killed: with commands and signals that any operator can use. Then the same
+script runs undisturbed in one process, and the weights are compared bit by bit. The exit code is 0 only if
+every claim holds.
 """
 
 from __future__ import annotations
@@ -31,15 +32,15 @@ STEPS = 240
 OPTIONS = ["--workers", "3", "--max-workers", "4"]
 TIMING = ["--stability-window", "0.2", "--heartbeat-timeout", "1.5"]
 TENSORFORGE = [sys.executable, "-m", "tensorforge"]
-STEPS_TOLD = 20
+STEPS_PER_LINE = 20
 
 
 class Storm:
-    """A launched run, watched through what it prints, and struck when its time has come."""
+    """A launched run that is followed through its JSON lines and disturbed at certain steps."""
 
     def __init__(self, folder: Path, steps: int) -> None:
         self.folder, self.steps = folder, steps
-        self.blows: list[tuple[int, str]] = []
+        self.disturbances: list[tuple[int, str]] = []
         self.rescales: dict[int, dict[str, Any]] = {}
         self.exits: dict[str, int] = {}
         self.facts: dict[str, Any] = {}
@@ -49,41 +50,41 @@ class Storm:
         self._address = ""
         self._coordinator = 0
         self._lost: dict[str, float] = {}
-        self._errands: list[subprocess.Popen[str]] = []
-        self._script = self._tell()
+        self._commands: list[subprocess.Popen[str]] = []
+        self._script = self._disturbances()
         self._waiting_for: Callable[[], bool] = lambda: True
         self._started = time.monotonic()
 
     def run(self) -> int:
-        """Launch, follow and strike to the end; the launcher's exit code."""
+        """Launch the run, follow it and disturb it until it ends; return the launcher's exit code."""
         words = [*OPTIONS, *TIMING, "--run-dir", str(self.folder), "--json"]
         command = [*TENSORFORGE, "run", *words, str(SCRIPT), "--steps", str(self.steps)]
         self._say("three workers start; importing torch takes them a few seconds")
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as launcher:
             for line in launcher.stdout or ():
-                self._take_in(json.loads(line))
+                self._handle(json.loads(line))
                 if self._waiting_for():
                     self._waiting_for = next(self._script, lambda: False)
-        for errand in self._errands:
-            errand.wait()
+        for command in self._commands:
+            command.wait()
         return launcher.returncode
 
-    def _tell(self) -> Iterator[Callable[[], bool]]:
-        """The story: what is waited for, then what is done."""
+    def _disturbances(self) -> Iterator[Callable[[], bool]]:
+        """Yield a condition; once it holds, the code up to the next one disturbs the run."""
         yield lambda: self._is_at(30) and len(self._members) == 3
-        self._blow("kill -9 worker-1", lambda: self._send("worker-1", signal.SIGKILL))
+        self._disturb("kill -9 worker-1", lambda: self._send("worker-1", signal.SIGKILL))
         yield lambda: self._is_at(70) and "worker-3" in self._members
-        self._blow("tensorforge leave worker-0", lambda: self._order("leave", "worker-0"))
+        self._disturb("tensorforge leave worker-0", lambda: self._order("leave", "worker-0"))
         yield lambda: self._is_at(100) and self._members == {"worker-2", "worker-3"}
-        self._blow("tensorforge scale 3", lambda: self._order("scale", "3"))
+        self._disturb("tensorforge scale 3", lambda: self._order("scale", "3"))
         yield lambda: self._is_at(135) and len(self._members) == 3
-        self._blow("kill -STOP worker-2", lambda: self._send("worker-2", signal.SIGSTOP))
+        self._disturb("kill -STOP worker-2", lambda: self._send("worker-2", signal.SIGSTOP))
         yield lambda: "worker-2" in self._lost and "worker-2" not in self._members
         yield lambda: time.monotonic() > self._lost["worker-2"] + 0.5
-        self._blow("kill -CONT worker-2", lambda: self._send("worker-2", signal.SIGCONT))
+        self._disturb("kill -CONT worker-2", lambda: self._send("worker-2", signal.SIGCONT))
         yield lambda: self._is_at(180) and "worker-2" in self._members
         self.facts["came back"] = "worker-2"
-        self._blow("kill -9 coordinator", lambda: os.kill(self._coordinator, signal.SIGKILL))
+        self._disturb("kill -9 coordinator", lambda: os.kill(self._coordinator, signal.SIGKILL))
         self.facts["coordinator killed at"] = time.time()
         killed = self._coordinator
         yield lambda: self._coordinator != killed
@@ -96,12 +97,12 @@ class Storm:
         os.kill(self._pids[worker], number)
 
     def _order(self, *words: str) -> None:
-        """An operator's command, in the background: training goes on meanwhile."""
+        """Run an operator's command in the background, while training goes on."""
         command = [*TENSORFORGE, *words, "--coordinator", self._address]
-        self._errands.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True))
+        self._commands.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True))
 
-    def _blow(self, text: str, action: Callable[[], None]) -> None:
-        self.blows.append((self._step, text))
+    def _disturb(self, text: str, action: Callable[[], None]) -> None:
+        self.disturbances.append((self._step, text))
         self._say(demo_report.paint(f">>> {text}", "red"))
         action()
 
@@ -109,11 +110,11 @@ class Storm:
         place = f"step {self._step:3}" if self._step >= 0 else " " * 8
         print(f"{time.monotonic() - self._started:6.1f} s  {place}  {text}", flush=True)
 
-    def _take_in(self, event: dict[str, Any]) -> None:
+    def _handle(self, event: dict[str, Any]) -> None:
         match event["event"]:
             case "coordinator_started":
                 self._address, self._coordinator = event["address"], event["pid"]
-                if self.blows:
+                if self.disturbances:
                     self._say("    a new coordinator has read its journal and leads again")
             case "worker_started":
                 self._pids[event["worker"]] = event["pid"]
@@ -130,7 +131,7 @@ class Storm:
 
     def _committed(self, event: dict[str, Any]) -> None:
         self._step = event["step"]
-        if self._step % STEPS_TOLD == 0 or self._step == self.steps - 1:
+        if self._step % STEPS_PER_LINE == 0 or self._step == self.steps - 1:
             bar = demo_report.paint("#" * round(event["loss"] * 10), "blue")
             workers = f"{len(self._members)} workers"
             self._say(f"{workers}  loss {event['loss']:6.4f}  {bar}")
@@ -147,7 +148,7 @@ class Storm:
 
 
 def train_alone(folder: Path, steps: int, seed: int) -> int:
-    """The same script, undisturbed, in one process; its exit code."""
+    """Run the same script undisturbed in one process; return its exit code."""
     words = [str(SCRIPT), "--steps", str(steps), "--seed", str(seed)]
     environment = {**os.environ, "TENSORFORGE_RUN_DIR": str(folder)}
     done = subprocess.run(
@@ -167,7 +168,7 @@ def main() -> int:
         shutil.rmtree(folder, ignore_errors=True)
     print(
         "TensorForge trains one model twice.\n\n"
-        f"1. In a storm: three workers, {arguments.steps} steps, and what happens on the way\n"
+        f"1. In a storm: three workers, {arguments.steps} steps, and the disturbances\n"
         f"   tensorforge run {' '.join(OPTIONS)} examples/{SCRIPT.name} --steps {arguments.steps}\n",
         flush=True,
     )
@@ -184,13 +185,13 @@ def main() -> int:
         codes=(code, alone_code),
         storm=read_run_logs(storm_folder),
         alone=read_run_logs(alone_folder),
-        blows=storm.blows,
+        disturbances=storm.disturbances,
         rescales=list(storm.rescales.values()),
         exits=storm.exits,
         facts=storm.facts,
     )
     claims = demo_report.check(evidence)
-    demo_report.tell(evidence, claims)
+    demo_report.print_report(evidence, claims)
     demo_report.save(OUTPUT, evidence, claims)
     holds = all(claim.holds for claim in claims)
     print(f"\nLook at {OUTPUT / 'demo.html'} and {OUTPUT / 'loss.png'}.")

@@ -1,4 +1,4 @@
-"""What the demo claims, checked against what the runs wrote down, and shown as text, picture and page."""
+"""Checks the demo's claims against the logs of the two runs, and shows them as text, picture and page."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tensorforge.elastic.protocol.rescale_record import RescalePhase
 from tensorforge.launch.chaos import invariants
 
 Line = dict[str, Any]
@@ -18,7 +19,7 @@ CAPTION = (
     "Milliseconds by the coordinator's clock, from the first evidence on. "
     "A frozen worker gives none until it has been silent for 1.5 s (--heartbeat-timeout)."
 )
-_PHASES = ("detection", "decision", "barrier", "forming", "first commit")
+_PHASES = tuple(phase.label for phase in RescalePhase)
 
 
 def paint(text: str, colour: str) -> str:
@@ -28,23 +29,23 @@ def paint(text: str, colour: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What is known about the two trainings: the workers' own logs, and what was done to them."""
+    """What is known about the two trainings: the workers' logs, and the disturbances."""
 
     steps: int
     codes: tuple[int, int]
     storm: list[Line]
     alone: list[Line]
-    blows: list[tuple[int, str]]
+    disturbances: list[tuple[int, str]]
     rescales: list[Line]
     exits: dict[str, int]
     facts: dict[str, Any]
 
     def finals(self) -> dict[str, Line]:
-        """The last word of each worker that ended by itself."""
+        """The last log line of each worker that ended by itself."""
         return {line["worker"]: line for line in self.storm if line["kind"] == "final"}
 
     def end_alone(self) -> Line:
-        """The last word of the undisturbed run."""
+        """The last log line of the undisturbed run."""
         return next((line for line in self.alone if line["kind"] == "final"), {})
 
 
@@ -95,7 +96,7 @@ def check(evidence: Evidence) -> list[Claim]:
 
 
 def _happened(evidence: Evidence, finals: dict[str, Line]) -> list[Claim]:
-    """The storm was a real one, and cost nobody else anything."""
+    """Claims that each disturbance happened and ended no other process."""
     exits, facts = evidence.exits, evidence.facts
     killed = sorted(name for name, code in exits.items() if code != 0)
     left = sorted(name for name, final in finals.items() if final["outcome"] == "left")
@@ -113,7 +114,7 @@ def _happened(evidence: Evidence, finals: dict[str, Line]) -> list[Claim]:
             f"exit codes: {', '.join(f'{n} {c}' for n, c in sorted(exits.items()))}",
         ),
         Claim(
-            "the worker that was asked to leave did so in peace",
+            "the worker that was asked to leave did so with exit code 0",
             left == ["worker-0"] and exits.get("worker-0") == 0,
         ),
         Claim(
@@ -125,8 +126,8 @@ def _happened(evidence: Evidence, finals: dict[str, Line]) -> list[Claim]:
     ]
 
 
-def tell(evidence: Evidence, claims: list[Claim]) -> None:
-    """On the terminal."""
+def print_report(evidence: Evidence, claims: list[Claim]) -> None:
+    """Print the rescales and the claims."""
     print(f"3. The rescales\n   {CAPTION}\n")
     rows = timeline(evidence)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
@@ -153,7 +154,7 @@ def timeline(evidence: Evidence) -> list[list[str]]:
 
 
 def draw(evidence: Evidence) -> bytes:
-    """The loss over the steps, with what happened, above the number of workers."""
+    """A picture of the loss and the number of workers over the steps, with the disturbances marked."""
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -170,7 +171,7 @@ def draw(evidence: Evidence) -> bytes:
     above.set_title("Two trainings, one curve: the cluster changed, the numbers did not")
     above.legend(loc="lower left")
     top = max([*stormy.values(), 1.0])
-    for step, text in evidence.blows:
+    for step, text in evidence.disturbances:
         for axis in (above, below):
             axis.axvline(step, color="#c0392b", linewidth=0.9, alpha=0.6)
         place = {"rotation": 90, "fontsize": 8, "ha": "right", "va": "top", "color": "#c0392b"}
@@ -201,7 +202,7 @@ td.number { text-align: right; font-variant-numeric: tabular-nums }
 
 
 def save(folder: Path, evidence: Evidence, claims: list[Claim]) -> None:
-    """The picture, and one page that needs no other file."""
+    """Write the picture, and a page that needs no other file."""
     folder.mkdir(exist_ok=True)
     picture = draw(evidence)
     (folder / "loss.png").write_bytes(picture)

@@ -1,4 +1,4 @@
-"""Interrupt a run in the middle of an epoch and go on at another size: the weights come out the same.
+"""Interrupt a run in the middle of an epoch and resume it on fewer workers: the weights are the same.
 
 python examples/resume_elsewhere.py
 
@@ -40,7 +40,7 @@ def launch(folder: Path, checkpoints: Path, workers: int, stop_at: int | None = 
 
 
 def digests(folder: Path) -> set[str]:
-    """What the workers that finished have in their memory, as a digest."""
+    """The digests of the states with which the workers ended."""
     return {event["digest"] for event in read_run_logs(folder) if event["kind"] == "final"}
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import tempfile
 import threading
 import time
@@ -16,14 +15,16 @@ import psutil
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tensorforge import environment
+
 if TYPE_CHECKING:
-    from tensorforge.testing.network import DistantHost
+    from tensorforge.testing.network_namespace import DistantHost
     from tensorforge.testing.s3 import S3Server
 
 # The standard library starts this helper process once and keeps it; it is no test's leak.
 resource_tracker.ensure_running()
 
-SOAK = bool(os.environ.get("TENSORFORGE_SOAK"))
+SOAK = environment.SOAK.read()
 GRACE_SECONDS = 5.0
 
 settings.register_profile(
@@ -135,7 +136,7 @@ def s3_server() -> Iterator[S3Server]:
 @pytest.fixture
 def distant_host() -> Iterator[DistantHost]:
     """Another host, as far as the network is concerned."""
-    from tensorforge.testing.network import DistantHost
+    from tensorforge.testing.network_namespace import DistantHost
 
     if not DistantHost.is_possible():
         pytest.skip("NOT TESTED, a split network: this machine gives us no network namespaces")

@@ -1,7 +1,8 @@
 """TensorForge: elastic training for PyTorch.
 
-Each concern is a package of its own; `docs/architecture.md` has the map. Importing `tensorforge`
-imports none of them, so that the control plane starts without torch.
+Each concern is a package; `docs/architecture.md` has the picture. The modules of `tensorforge` itself are the
+foundations: errors, checks of values, environment variables, process identities, encoding. Importing
+`tensorforge` imports none of all that, so that the control plane starts without torch.
 """
 
 __version__ = "0.1.0"

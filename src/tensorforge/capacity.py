@@ -1,7 +1,7 @@
-"""Admission: is there room, how full is it, how fast does it fill?
+"""Capacity: does a request fit, how full is a queue, how fast does something grow?
 
-Everything here is bookkeeping on numbers that the caller passes in, `now` included. A
-`RollingWindow` is not locked: it belongs to the object that asks it, under that object's lock.
+The caller passes in all numbers, the time included. A `RollingWindow` has no lock of its own; whoever owns it
+uses it under its own lock.
 """
 
 from __future__ import annotations
@@ -14,17 +14,12 @@ from tensorforge.errors import CapacityError, InvalidInputError
 
 @dataclass(frozen=True, slots=True)
 class CapacityDecision:
-    """Whether a request fits, and the figures behind the answer."""
+    """Whether a request fits, with the figures and the reason."""
 
     admitted: bool
     requested: int
     available: int
     reason: str
-
-    @property
-    def shortfall(self) -> int:
-        """How much is missing; 0 for an admitted request."""
-        return max(0, self.requested - self.available)
 
     def require(self) -> None:
         """Raise `CapacityError` unless the request was admitted."""
@@ -49,9 +44,9 @@ def check_capacity(requested: int, in_use: int, capacity: int | None) -> Capacit
 
 
 def queue_pressure(depth: float, limit: float) -> float:
-    """How full a queue is, from 0.0 (empty) to 1.0 (full or beyond).
+    """How full a queue is, from 0.0 (empty) to 1.0 (full, or fuller than `limit`).
 
-    A queue without room is always full, even when it is empty.
+    A queue whose limit is 0 is always full.
     """
     if depth < 0 or limit < 0:
         raise InvalidInputError(f"depth = {depth}, limit = {limit}: neither may be negative")
@@ -70,7 +65,7 @@ class RollingWindow:
 
     def __init__(self, seconds: float) -> None:
         if not seconds > 0:
-            raise InvalidInputError(f"seconds = {seconds!r}: a window must be longer than nothing")
+            raise InvalidInputError(f"seconds = {seconds!r}: must be more than 0")
         self._seconds = seconds
         self._entries: deque[tuple[float, float]] = deque()
 

@@ -1,12 +1,12 @@
-"""One encoding of our dataclasses to and from JSON-able data: what the journal and the wire use.
+"""The one encoding of dataclasses as JSON-able data, for files, environment and wire.
 
     encode(WorkerId("a", "h", 1))
     {"type": "WorkerId", "version": 1, "data": {"id": "a", "hostname": "h", "port": 1}}
 
-The envelope stands only at the outside; inside, the dataclass's own annotations say what is meant.
-Decoding is strict: another type, a newer version, a missing or an unknown field, a boolean where a number
-is due are each an `EncodingError` that names the place. A class whose encoding changes sets
-`ENCODING_VERSION`.
+Type and version stand only at the outermost level; inside, the annotations of the dataclass give the types.
+Decoding is strict: another type, a newer version, a missing or an unknown field, and a boolean in the place
+of a number are each an `EncodingError` that names the place. A class whose encoding changes sets
+`ENCODING_VERSION`; whoever reads older versions converts them before `decode`.
 
 | annotation | JSON |
 |---|---|
@@ -36,6 +36,7 @@ from enum import Enum
 from typing import Any, TypeVar, cast
 
 from tensorforge.errors import EncodingError, InvalidInputError
+from tensorforge.validation import is_number, is_whole_number
 
 Value = TypeVar("Value")
 
@@ -46,7 +47,7 @@ _NAMED_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def encode(value: object) -> dict[str, Json]:
-    """Encode a dataclass instance with its type and version."""
+    """The dataclass instance as JSON-able data, with its type and version."""
     cls = type(value)
     if not dataclasses.is_dataclass(cls):
         raise EncodingError(f"{cls.__name__} is not a dataclass and has no encoding")
@@ -54,14 +55,14 @@ def encode(value: object) -> dict[str, Json]:
 
 
 def decode(payload: Json, expected: type[Value]) -> Value:
-    """Decode what `encode` made of an `expected`; anything else is an `EncodingError`."""
+    """The inverse of `encode` for an instance of `expected`; any other data is an `EncodingError`."""
     name = expected.__name__
     if not isinstance(payload, dict) or set(payload) != {"type", "version", "data"}:
         raise EncodingError(f"expected an encoded {name}: an object with type, version and data")
     if payload["type"] != name:
         raise EncodingError(f"expected an encoded {name}, found {payload['type']!r}")
     version = payload["version"]
-    if isinstance(version, bool) or not isinstance(version, int) or version < 1:
+    if not is_whole_number(version) or version < 1:
         raise EncodingError(f"{name}: version {version!r} is not a positive whole number")
     if version > _version(expected):
         raise EncodingError(
@@ -230,7 +231,7 @@ def _decode_bool(data: Json, where: str) -> bool:
 
 
 def _decode_int(data: Json, where: str) -> int:
-    if isinstance(data, bool) or not isinstance(data, int):
+    if not is_whole_number(data):
         raise _mismatch(data, "a whole number", where)
     return data
 
@@ -238,7 +239,7 @@ def _decode_int(data: Json, where: str) -> int:
 def _decode_float(data: Json, where: str) -> float:
     if isinstance(data, str) and data in _NAMED_FLOATS:
         return _NAMED_FLOATS[data]
-    if isinstance(data, bool) or not isinstance(data, (int, float)):
+    if not is_number(data):
         raise _mismatch(data, "a number", where)
     return float(data)
 

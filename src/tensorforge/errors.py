@@ -2,28 +2,28 @@
 
     TensorForgeError
     ├── InvalidInputError              the caller passed something wrong (also a ValueError)
-    │   ├── ConfigurationError         a setting breaks its rule: field, value, rule
+    │   ├── ConfigurationError         a value breaks the rule of its field
     │   └── EncodingError              data from a file or a peer is not what it claims to be
     ├── NotFoundError                  the named thing does not exist (also a LookupError)
-    ├── ConflictError                  the world is not as the caller assumed
+    ├── ConflictError                  the present state does not allow it
     │   ├── AlreadyExistsError         the name is taken
-    │   ├── TransitionError            the lifecycle has no such move: current, requested, allowed
-    │   ├── StaleGenerationError       the sender belongs to an older generation (it is fenced)
-    │   ├── LostRaceError              somebody else changed it first: look again, then decide
+    │   ├── TransitionError            the lifecycle has no such transition
+    │   ├── StaleGenerationError       the sender belongs to an older generation
+    │   ├── LostRaceError              another caller changed it first: read again, then decide
     │   └── ClosedError                used after it was closed
-    ├── CapacityError                  there is no room: requested, available
-    ├── AuthenticationError            nobody knows who this is
-    ├── PermissionDeniedError          known, but not allowed
+    ├── CapacityError                  there is no room
+    ├── AuthenticationError            the caller is not known
+    ├── PermissionDeniedError          the caller is known, but may not do this
     ├── UnavailableError               a peer or a service cannot be reached now (retryable)
     │   └── DeadlineExceededError      it did not answer in time (retryable)
     ├── IntegrityError                 bytes are not the ones that were written
-    ├── TransferError                  shards of a plan did not arrive: which, and why
-    ├── TransferCancelledError         somebody stopped the transfers
+    ├── TransferError                  shards of a plan did not arrive
+    ├── TransferCancelledError         the transfers were stopped
     ├── CheckpointError                a checkpoint could not be saved, loaded or trusted
-    └── TrainingAbortedError           the run ended itself, and says why
+    └── TrainingAbortedError           the run has ended before its goal
 
-A message says what happened, to what, what was expected and what to do. `retryable` tells
-`RetryPolicy` whether the same call may succeed later.
+A message says what happened, to what, what was expected and what to do. `retryable` tells `RetryPolicy`
+whether the same call may succeed later. `docs/errors.md` is made from this module.
 """
 
 from __future__ import annotations
@@ -32,22 +32,27 @@ from collections.abc import Iterable, Mapping
 from enum import Enum
 from typing import Any, ClassVar
 
+_LONGEST_SHOWN = 200
+
 
 class TensorForgeError(Exception):
-    """The root: catch it to catch every deliberate error of this project."""
+    """The base of every error that TensorForge raises on purpose."""
 
     retryable: ClassVar[bool] = False
 
 
 class InvalidInputError(TensorForgeError, ValueError):
-    """The caller passed something that can never work; fix the call."""
+    """The caller passed something that can never work; the call must be changed."""
 
 
 class ConfigurationError(InvalidInputError):
-    """A setting breaks its rule."""
+    """A setting or an argument breaks the rule of its field."""
 
     def __init__(self, field: str, value: object, rule: str) -> None:
-        super().__init__(f"{field} = {value!r}: {rule}")
+        shown = repr(value)
+        if len(shown) > _LONGEST_SHOWN:
+            shown = f"{shown[:_LONGEST_SHOWN]}…"
+        super().__init__(f"{field} = {shown}: {rule}")
         self.field = field
         self.value = value
         self.rule = rule
@@ -62,7 +67,7 @@ class NotFoundError(TensorForgeError, LookupError):
 
 
 class ConflictError(TensorForgeError):
-    """The request was well formed, but the state of the world forbids it."""
+    """The request is well formed, but the present state does not allow it."""
 
 
 class AlreadyExistsError(ConflictError):
@@ -70,7 +75,7 @@ class AlreadyExistsError(ConflictError):
 
 
 class TransitionError(ConflictError):
-    """A lifecycle has no move from the current state to the requested one."""
+    """A lifecycle has no transition from the current state to the requested one."""
 
     def __init__(
         self, lifecycle: str, current: Enum, requested: Enum, allowed: Iterable[Enum]
@@ -86,15 +91,15 @@ class TransitionError(ConflictError):
 
 
 class StaleGenerationError(ConflictError):
-    """A message of an older generation or incarnation: its sender is fenced off."""
+    """A message of an older generation or incarnation; its sender is fenced."""
 
 
 class LostRaceError(ConflictError):
-    """The thing changed between the caller's look and the caller's move; nothing was changed."""
+    """Another caller changed the thing after this caller had read it; this call changed nothing."""
 
 
 class ClosedError(ConflictError):
-    """The object was closed, or never opened."""
+    """The object was closed, or was never opened."""
 
 
 class CapacityError(TensorForgeError):
@@ -111,7 +116,7 @@ class AuthenticationError(TensorForgeError):
 
 
 class PermissionDeniedError(TensorForgeError):
-    """The caller is known but lacks the scope that this needs."""
+    """The caller is known, but its token lacks the scope that this needs."""
 
 
 class UnavailableError(TensorForgeError):
@@ -121,15 +126,15 @@ class UnavailableError(TensorForgeError):
 
 
 class DeadlineExceededError(UnavailableError, TimeoutError):
-    """A bounded wait ran out."""
+    """An answer did not come within the time that was allowed for it."""
 
 
 class IntegrityError(TensorForgeError):
-    """Bytes differ from the ones that were written: a checksum does not match."""
+    """Bytes differ from those that were written: a checksum does not match."""
 
 
 class TransferError(TensorForgeError):
-    """Shards of a plan did not arrive; `failures` has the reason for each. What arrived is kept."""
+    """Shards of a plan did not arrive; `failures` has the reason for each. Shards that arrived are kept."""
 
     def __init__(self, message: str, failures: Mapping[str, Exception]) -> None:
         super().__init__(message)
@@ -137,7 +142,7 @@ class TransferError(TensorForgeError):
 
 
 class TransferCancelledError(TensorForgeError):
-    """Somebody stopped the transfers; what had arrived is kept for the next attempt."""
+    """The transfers were stopped; shards that had arrived are kept for the next attempt."""
 
 
 class CheckpointErrorType(Enum):
@@ -168,7 +173,7 @@ class CheckpointError(TensorForgeError):
 
 
 class TrainingAbortedError(TensorForgeError):
-    """The run ended itself: too many failures, too few workers, or a user's decision."""
+    """The run has ended before its goal: too many failures, too few workers, or a user's decision."""
 
     def __init__(self, reason: str, **facts: Any) -> None:
         super().__init__(reason)

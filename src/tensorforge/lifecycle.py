@@ -1,7 +1,7 @@
-"""A lifecycle is a value: the states of something and the moves between them.
+"""A lifecycle as a value: the states that a thing can have, and the transitions between them.
 
-Workers, checkpoints and deployments each have one table of moves; all of them ask it the same
-questions, and a refused move is the same error that lists what was allowed.
+Workers, checkpoints, model versions and memory blocks have one each. A transition that a lifecycle does not
+have is a `TransitionError`, which lists those that it has.
 """
 
 from __future__ import annotations
@@ -17,49 +17,45 @@ State = TypeVar("State", bound=Enum)
 
 
 class Lifecycle(Generic[State]):
-    """The moves that a thing called `name` may make.
+    """The transitions of a thing that error messages call `name`.
 
-    `moves` maps each state to the states that may follow it. A state that is only ever a target
-    is final. Staying in a state is a move like any other and must be listed to be legal.
+    `transitions` maps each state to the states that may follow it. A state without an entry is final.
+    A state follows itself only if it is listed as its own successor.
     """
 
-    __slots__ = ("_moves", "name")
+    __slots__ = ("_successors", "name")
 
-    def __init__(self, name: str, moves: Mapping[State, Iterable[State]]) -> None:
+    def __init__(self, name: str, transitions: Mapping[State, Iterable[State]]) -> None:
         self.name = name
-        self._moves: dict[State, tuple[State, ...]] = {s: tuple(t) for s, t in moves.items()}
-        for targets in tuple(self._moves.values()):
+        self._successors = {state: tuple(targets) for state, targets in transitions.items()}
+        for targets in tuple(self._successors.values()):
             for target in targets:
-                self._moves.setdefault(target, ())
+                self._successors.setdefault(target, ())
 
     @property
     def states(self) -> tuple[State, ...]:
-        """Every state, sources first."""
-        return tuple(self._moves)
+        """Every state; first those that have successors."""
+        return tuple(self._successors)
 
     def allowed(self, current: State) -> tuple[State, ...]:
-        """The states that may follow `current`, in the order they were declared."""
-        return self._moves.get(current, ())
-
-    def is_final(self, state: State) -> bool:
-        """Whether nothing can follow `state`."""
-        return not self.allowed(state)
+        """The states that may follow `current`, in the order of their declaration."""
+        return self._successors.get(current, ())
 
     def can_transition(self, current: State, requested: State) -> bool:
-        """Whether the single move from `current` to `requested` exists."""
+        """Whether `requested` may directly follow `current`."""
         return requested in self.allowed(current)
 
     def require(self, current: State, requested: State) -> State:
-        """Return `requested` if the move exists; otherwise raise `TransitionError`."""
+        """Return `requested` if it may directly follow `current`; otherwise raise `TransitionError`."""
         if not self.can_transition(current, requested):
             raise TransitionError(self.name, current, requested, self.allowed(current))
         return requested
 
     def shortest_path(self, start: State, goal: State) -> tuple[State, ...] | None:
-        """The states from `start` to `goal`, both included, with the fewest moves.
+        """The states from `start` to `goal`, both included, with the fewest transitions.
 
-        `None` if there is no way. From a state to itself the path is that state alone. Ties go to
-        the move that was declared first.
+        `None` if no transitions lead there. The path from a state to itself is that state alone. Of paths of
+        equal length the result is the one whose transitions were declared first.
         """
         came_from: dict[State, State | None] = {start: None}
         queue = deque([start])

@@ -1,22 +1,22 @@
-"""Trying again: only what may succeed, never for ever, and each event once."""
+"""Retries with back-off within limits, and counting replayed events once."""
 
 from __future__ import annotations
 
-import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
 from tensorforge.errors import ConfigurationError
+from tensorforge.validation import whole_number
 
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether the error says of itself that the same call may succeed later."""
+    """Whether the error's class says that the same call may succeed later."""
     return bool(getattr(error, "retryable", False))
 
 
@@ -24,10 +24,10 @@ def is_retryable(error: BaseException) -> bool:
 class RetryPolicy:
     """Exponential back-off with full jitter, within a number of attempts and a deadline.
 
-    Before attempt *n* (the first retry is 1) the wait is drawn evenly between 0 and
+    Before retry *n* (the first one is 1) the wait is drawn evenly between 0 and
     `min(max_delay, base_delay * multiplier ** (n - 1))`, so that callers that failed together do not
-    come back together. An error is tried again only if it is marked `retryable`; the last error is
-    raised as it is. `deadline` bounds the whole, waits included, in seconds.
+    come back together. A call is repeated only if its error is `retryable`; the last error is raised
+    unchanged. `deadline` limits the sum of all attempts and waits, in seconds.
     """
 
     max_attempts: int = 5
@@ -37,8 +37,7 @@ class RetryPolicy:
     deadline: float | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.max_attempts, bool) or not self.max_attempts >= 1:
-            raise ConfigurationError("max_attempts", self.max_attempts, "must be at least 1")
+        whole_number("max_attempts", self.max_attempts, least=1)
         if not self.base_delay >= 0:
             raise ConfigurationError("base_delay", self.base_delay, "must not be negative")
         if not self.max_delay >= self.base_delay:
@@ -53,7 +52,8 @@ class RetryPolicy:
     ) -> float | None:
         """Seconds to wait after failed attempt number `attempt` (from 1), or `None` to give up.
 
-        `share` is the jitter: a number drawn from 0..1.
+        `elapsed` is the time since the first attempt began. `share`, from 0 to 1, is the part of the longest
+        wait that is taken.
         """
         if attempt >= self.max_attempts or not is_retryable(error):
             return None
@@ -76,7 +76,7 @@ class RetryPolicy:
         clock: Callable[[], float] = time.monotonic,
         share: Callable[[], float] = random.random,
     ) -> Result:
-        """Call `operation` until it succeeds or the policy gives up."""
+        """Call `operation` until it succeeds and return its result, or raise its last error."""
         started, attempt = clock(), 0
         while True:
             attempt += 1
@@ -88,35 +88,15 @@ class RetryPolicy:
                     raise
             sleep(delay)
 
-    async def run_async(
-        self,
-        operation: Callable[[], Awaitable[Result]],
-        *,
-        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
-        clock: Callable[[], float] = time.monotonic,
-        share: Callable[[], float] = random.random,
-    ) -> Result:
-        """Await `operation` until it succeeds or the policy gives up."""
-        started, attempt = clock(), 0
-        while True:
-            attempt += 1
-            try:
-                return await operation()
-            except Exception as error:
-                delay = self.next_delay(attempt, error, clock() - started, share())
-                if delay is None:
-                    raise
-            await sleep(delay)
-
 
 def deduplicate(
     items: Iterable[Item],
     key: Callable[[Item], Hashable],
     seen: set[Hashable] | None = None,
 ) -> Iterator[Item]:
-    """Yield each item whose key has not come before; the first one wins, order is kept.
+    """Yield each item whose key has not occurred before, in order.
 
-    Pass `seen` to remember keys from one call to the next: replayed events then count once.
+    The keys are added to `seen`. Pass the same set again to skip items that an earlier call has yielded.
     """
     known = set() if seen is None else seen
     for item in items:

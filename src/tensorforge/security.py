@@ -1,8 +1,8 @@
-"""Who may do what: bearer tokens with scopes.
+"""Bearer tokens with scopes: who calls, and what the caller may do.
 
-A token is `tf_<id>_<secret>`: the id names the record in public, the secret (256 random bits) is shown
-once when the token is issued and kept only as a SHA-256 hash. A slow hash is not needed, because nobody
-can guess 256 random bits.
+A token is `tf_<id>_<secret>`. The id names the token's record and may be shown. The secret (256 random bits)
+is shown once, when the token is issued, and stored only as a SHA-256 hash. A slow hash is not needed,
+because nobody can guess 256 random bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PREFIX = "tf"
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """What is remembered of a token: everything but the secret."""
+    """A token as it is stored: everything but the secret."""
 
     token_id: str
     name: str
@@ -49,7 +49,7 @@ class TokenRecord:
 class TokenStore:
     """Issues, checks and revokes tokens. Safe to share between threads.
 
-    Start it with the `records()` of an earlier store to go on where that one ended.
+    A store that is made with the `records()` of another one accepts the same tokens.
     """
 
     def __init__(self, records: Iterable[TokenRecord] = ()) -> None:
@@ -64,7 +64,7 @@ class TokenStore:
         lifetime: timedelta | None = None,
         now: datetime | None = None,
     ) -> str:
-        """Make a token for `name` and return it; this is the only time that it can be seen."""
+        """Make a token for `name` and return it. The store cannot show it again."""
         granted = tuple(sorted(set(scopes)))
         if not name or not granted or not all(granted):
             raise InvalidInputError(
@@ -87,7 +87,7 @@ class TokenStore:
         return f"{_PREFIX}_{token_id}_{secret}"
 
     def adopt(self, token: str, name: str, scopes: Iterable[str]) -> TokenRecord:
-        """Accept a token that another store issued, as a server does that starts again."""
+        """Accept a token that another store issued; a server that starts again does so with its own."""
         token_id, secret = _split(token.strip())
         granted = tuple(sorted(set(scopes)))
         if not token_id or not secret or not granted:
@@ -104,10 +104,10 @@ class TokenStore:
         return record
 
     def authenticate(self, token: str, *, now: datetime | None = None) -> TokenRecord:
-        """The record behind a valid token; otherwise `AuthenticationError`.
+        """The record of a valid token; otherwise `AuthenticationError`.
 
-        An unknown id and a wrong secret give the same answer after the same comparison, so that
-        neither the words nor the time tell a stranger which ids exist.
+        An unknown id and a wrong secret give the same message after the same comparison, so that neither
+        the message nor the time tells a stranger which ids exist.
         """
         token_id, secret = _split(token)
         with self._lock:
@@ -122,7 +122,7 @@ class TokenStore:
         return record
 
     def authorize(self, token: str, scope: str, *, now: datetime | None = None) -> TokenRecord:
-        """The record behind a valid token that carries `scope`; otherwise an error that says why."""
+        """The record of a valid token with `scope`; without the scope `PermissionDeniedError`."""
         record = self.authenticate(token, now=now)
         if scope not in record.scopes:
             raise PermissionDeniedError(
@@ -131,7 +131,7 @@ class TokenStore:
         return record
 
     def revoke(self, token_id: str, *, now: datetime | None = None) -> TokenRecord:
-        """End a token for good; ending it again changes nothing."""
+        """Make a token invalid for ever; a second call changes nothing."""
         with self._lock:
             record = self._records.get(token_id)
             if record is None:
@@ -142,7 +142,7 @@ class TokenStore:
             return record
 
     def records(self) -> tuple[TokenRecord, ...]:
-        """All records, oldest first; enough to make an equal store."""
+        """All records, oldest first."""
         with self._lock:
             return tuple(sorted(self._records.values(), key=lambda r: (r.created_at, r.token_id)))
 

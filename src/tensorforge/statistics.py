@@ -1,4 +1,4 @@
-"""Order statistics with every corner defined."""
+"""Percentiles, defined for every input."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from tensorforge.errors import InvalidInputError
 def percentile(values: Iterable[float], percent: float) -> float:
     """The value below which `percent` per cent of `values` lie.
 
-    Between two ranks the result is interpolated linearly, at rank `percent / 100 * (n - 1)`. Nothing
-    measured is not a measurement: with no values, or with a NaN among them, the result is NaN, which
-    compares false with every limit. `percent` outside 0..100 is an `InvalidInputError`.
+    The result is the value at rank `percent / 100 * (n - 1)`, interpolated linearly between two ranks. Without
+    values, or with a NaN among them, the result is NaN, which compares false with every limit. `percent`
+    outside 0..100 is an `InvalidInputError`.
     """
     if not 0 <= percent <= 100:
         raise InvalidInputError(f"percent = {percent!r}: must lie between 0 and 100")

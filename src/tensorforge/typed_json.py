@@ -1,4 +1,4 @@
-"""JSON decoded straight into a type, safely from many threads."""
+"""JSON decoded directly into a type by msgspec, from any number of threads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _lock = threading.Lock()
 
 
 def decode_typed(data: bytes | str, kind: type[Kind]) -> Kind:
-    """Decode `data` as a `kind`; raises msgspec's own errors, which the caller translates."""
+    """Decode `data` as a `kind`; msgspec's errors are raised unchanged, for the caller to translate."""
     return cast("Kind", _decoder(kind).decode(data))
 
 
 def convert_typed(values: Mapping[str, Any], kind: type[Kind]) -> Kind:
-    """Make a `kind` of loosely typed values, such as query parameters."""
+    """Make a `kind` of values that may all be text, such as query parameters."""
     _decoder(kind)
     return msgspec.convert(dict(values), kind, strict=False)
 

@@ -1,8 +1,8 @@
-"""Words that messages to people are made of."""
+"""Words for messages to people."""
 
 from __future__ import annotations
 
 
 def counted(count: int, noun: str) -> str:
-    """`1 worker`, `2 workers`: the number with its noun, which takes an s."""
+    """The number with its noun in singular or plural: `1 worker`, `2 workers`."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

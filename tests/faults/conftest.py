@@ -2,7 +2,7 @@ import pytest
 from tests.integration.train_cases import make_run, train, work
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
-from tensorforge.testing.cluster import LocalCluster, forking_context
+from tensorforge.testing.training_cluster import TrainingCluster, forking_context
 
 
 @pytest.fixture(scope="session")
@@ -26,7 +26,7 @@ def cluster(warm_processes, tmp_path):
             "failure_tolerance_percentage": 100,
             "max_consecutive_failures": 50,
         } | more.pop("config", {})
-        return LocalCluster(
+        return TrainingCluster(
             main or work,
             arguments if main else (kind, optimizer, total, options, settings),
             tmp_path / f"run-{kind}-{more.pop('name', 0)}",

@@ -32,7 +32,7 @@ from tensorforge.checkpoint.format.manifest import (
     encode_manifest,
     summarize_manifest,
 )
-from tensorforge.checkpoint.store_index import read_manifest, survey
+from tensorforge.checkpoint.store_index import list_with_damaged, read_manifest
 from tensorforge.errors import TensorForgeError
 from tensorforge.storage.memory_store import MemoryStore
 
@@ -172,7 +172,7 @@ def test_a_list_tells_intact_manifests_from_others():
     store.write("moved.metadata.json", store.read("a.metadata.json"))
     newer = msgspec.structs.replace(read_manifest(store, "newer"), version=2)
     store.write("newer.metadata.json", encode_manifest(newer))
-    intact, others = survey(store)
+    intact, others = list_with_damaged(store)
     assert [info.prefix for info in intact] == ["b", "a"]
     assert others == ["damaged", "moved", "newer"]
     manifest = read_manifest(store, "b")

@@ -43,7 +43,7 @@ class State:
 
 def dying_system(after):
     """System calls that kill the process instead of the call number `after`; counts them otherwise."""
-    from tensorforge.storage.system import SystemCalls
+    from tensorforge.storage.system_calls import SystemCalls
 
     class Dying(SystemCalls):
         count = 0

@@ -34,9 +34,10 @@ from tensorforge.checkpoint import (
     SaveOptions,
     SingleProcess,
 )
+from tensorforge.checkpoint.foreign_formats import import_foreign
 from tensorforge.checkpoint.format.manifest import checksum, encode_manifest
+from tensorforge.checkpoint.full_state import read_full_state
 from tensorforge.checkpoint.store_index import read_manifest
-from tensorforge.checkpoint.whole_state import import_foreign, read_whole
 from tensorforge.cli.main import app
 from tensorforge.errors import TensorForgeError
 from tensorforge.storage.local_store import LocalStore
@@ -121,7 +122,7 @@ def read_in_every_way(store):
     with bounded():
         CheckpointValidator(store, [EveryByteIsIntact()]).validate("c")
     with bounded():
-        read_whole(store, "c")
+        read_full_state(store, "c")
     with bounded():
         read_manifest(store, "c")
 
@@ -178,7 +179,7 @@ def test_a_frame_that_unpacks_to_gigabytes_is_refused_before_it_does():
     store = with_frame(sample(), "model/a", bomb, "grouped-zstd", None)
     read_in_every_way(store)
     report = CheckpointValidator(store, [EveryByteIsIntact()]).validate("c")
-    assert "the frame holds 1073741824 bytes instead of 12000" in report.summary()
+    assert "the frame declares 1073741824 bytes instead of 12000" in report.summary()
 
 
 def test_a_long_chain_of_differences_is_followed_without_recursion():

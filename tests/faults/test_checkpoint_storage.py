@@ -23,7 +23,7 @@ from tensorforge.checkpoint import (
 from tensorforge.errors import UnavailableError
 from tensorforge.storage.local_store import LocalStore
 from tensorforge.storage.memory_store import MemoryStore
-from tensorforge.storage.system import SystemCalls
+from tensorforge.storage.system_calls import SystemCalls
 
 
 class State:

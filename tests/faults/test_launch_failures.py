@@ -54,7 +54,7 @@ def test_a_script_that_does_not_exist(run):
         (["-n", "0"], "workers = 0: must be at least 1"),
         (["-n", "3", "--max-workers", "2"], "max_workers = 2: must be at least 3"),
         (["--hang-timeout", "-1"], "hang_timeout = -1.0: must be more than 0 seconds"),
-        (["--port", "99999"], "port = 99999: must be 0 to 65535"),
+        (["--port", "99999"], "port = 99999: must be at most 65535"),
     ],
 )
 def test_wrong_options(options, message, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Many threads and processes want the same move: one gets it, and the audit tells the truth."""
+"""Many threads and processes request the same transition: one makes it, and the audit shows only that one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.unit.registry.making import S, bring, metadata, result, v
+from tests.unit.registry.sample_values import S, bring, metadata, result, v
 
 from tensorforge.errors import AlreadyExistsError, ConflictError, LostRaceError, TransitionError
 from tensorforge.registry import Actor, ModelRegistry
@@ -24,7 +24,7 @@ def prepare(url: str) -> None:
         registry.record_validation(result())
 
 
-def promote(registry: ModelRegistry, name: str, revision: int | None) -> str:
+def enter_production(registry: ModelRegistry, name: str, revision: int | None) -> str:
     try:
         registry.transition_state(
             "ranker",
@@ -43,21 +43,21 @@ def check_one_winner(url: str, outcomes: list[str], loss: str) -> None:
     assert set(outcomes) == {"won", loss}
     with ModelRegistry(url) as registry:
         registry.verify_audit()
-        moves = [e for e in registry.history("ranker") if e.to_state == "production"]
-        assert len(moves) == 1
+        entered = [e for e in registry.history("ranker") if e.to_state == "production"]
+        assert len(entered) == 1
         assert registry.production("ranker").version == v("1.0.0")
         assert registry.get("ranker", v("1.0.0")).revision == 4
 
 
 @pytest.mark.parametrize(("revision", "loss"), [(None, "TransitionError"), (3, "LostRaceError")])
-def test_of_sixteen_threads_with_one_promotion_exactly_one_wins(database_url, revision, loss):
+def test_of_sixteen_threads_with_one_transition_exactly_one_wins(database_url, revision, loss):
     prepare(database_url)
     barrier = threading.Barrier(THREADS)
     with ModelRegistry(database_url) as registry, ThreadPoolExecutor(THREADS) as pool:
 
         def race(number: int) -> str:
             barrier.wait()
-            return promote(registry, f"thread-{number}", revision)
+            return enter_production(registry, f"thread-{number}", revision)
 
         outcomes = list(pool.map(race, range(THREADS)))
     check_one_winner(database_url, outcomes, loss)
@@ -71,9 +71,9 @@ url, name = sys.argv[1:]
 with ModelRegistry(url) as registry:
     print("ready", flush=True)
     sys.stdin.readline()
-    move = ("ranker", ModelVersion(1, 0, 0), DeploymentState.PRODUCTION)
+    production = ("ranker", ModelVersion(1, 0, 0), DeploymentState.PRODUCTION)
     try:
-        registry.transition_state(*move, actor=Actor(name=name))
+        registry.transition_state(*production, actor=Actor(name=name))
         print("won")
     except TensorForgeError as error:
         print(type(error).__name__)
@@ -82,7 +82,7 @@ with ModelRegistry(url) as registry:
 CRASHER = """
 import os, sys
 from tensorforge.registry import ModelRegistry
-from tensorforge.registry.database.schema import VERSIONS
+from tensorforge.registry.database.tables import VERSIONS
 registry = ModelRegistry(sys.argv[1])
 with registry.database.write() as connection:
     connection.execute(VERSIONS.update().values(state="production"))
@@ -90,7 +90,7 @@ with registry.database.write() as connection:
 """
 
 
-def test_of_eight_processes_with_one_promotion_exactly_one_wins(database_url):
+def test_of_eight_processes_with_one_transition_exactly_one_wins(database_url):
     prepare(database_url)
     racers = [
         subprocess.Popen(

@@ -1,17 +1,18 @@
 """Many rescales in one process leave nothing behind."""
 
 import gc
-import os
 
 import psutil
 import pytest
 from tests.integration.train_cases import make_run
 from torch.nn import functional as F  # noqa: N812
 
+from tensorforge.environment import RESCALES
+
 
 def wait_for_a_rescale(session):
     with session._condition:  # an urgent one, or a join that was announced instead
-        session._condition.wait_for(lambda: session.interrupted or session.drain_wanted, 30)
+        session._condition.wait_for(lambda: session.interrupted or session.drain_requested, 30)
 
 
 def restless_work(rescales):
@@ -54,4 +55,4 @@ def test_rescales_leave_no_threads_descriptors_or_memory_behind(cluster):
 
 @pytest.mark.soak
 def test_two_hundred_rescales_leave_nothing_behind(cluster):
-    check(cluster, int(os.environ.get("TENSORFORGE_RESCALES", "200")))
+    check(cluster, RESCALES.read())

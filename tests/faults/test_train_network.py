@@ -7,41 +7,30 @@ they have got by then must be what an undisturbed run has after as many steps.
 import contextlib
 import itertools
 import os
-import signal
 import time
 
 import pytest
-from tests.integration.train_cases import make_run
-from torch.nn import functional as F  # noqa: N812
+from tests.faults.endless_training import (
+    commits,
+    endless_work,
+    newest,
+    start_together,
+    stop_and_compare,
+)
 
 from tensorforge.elastic import CoordinatorClient
 from tensorforge.errors import UnavailableError
-from tensorforge.testing.network import enter_namespace
-from tensorforge.testing.storms import check_history
+from tensorforge.testing.network_namespace import enter_namespace
 
-ENDLESS = 1_000_000
 CONFIG = {"rescale_timeout_ms": 60_000}
 
 
-def paced_work(namespaces):
-    """Trains the test model, about a hundred steps a second, on the host that the worker belongs to."""
+def work_on_hosts(namespaces):
+    """Trains the test model, each worker on the host that it belongs to."""
     name = os.environ["TENSORFORGE_WORKER_ID"]
     if name in namespaces:
         enter_namespace(namespaces[name])
-    with make_run("mlp", "sgd") as run:
-        for step in run.steps(total=ENDLESS):
-            time.sleep(0.01)
-            for x, y in step.batches():
-                step.backward(F.cross_entropy(run.model(x), y))
-            step.commit()
-
-
-def commits(running, *names):
-    return [e for e in running.events() if e["kind"] == "commit" and e["worker"] in names]
-
-
-def newest(running, *names):
-    return max((event["step"] for event in commits(running, *names)), default=-1)
+    endless_work("mlp", "sgd", {})
 
 
 @contextlib.contextmanager
@@ -65,22 +54,11 @@ def trains(view, *names):
 
 
 def stop_and_check(running, alone, *names):
-    """End the run after a step; everybody has what an undisturbed run has after that step."""
-    os.kill(running.workers[names[0]].pid, signal.SIGUSR2)
-    running.wait_for_end()
-    finals = running.finals()
-    assert set(finals) == set(names), running.describe()
-    assert {final["outcome"] for final in finals.values()} == {"stopped"}
-    (total,) = {final["committed_step"] + 1 for final in finals.values()}
-    assert {f["digest"] for f in finals.values()} == {alone("mlp", "sgd", total)[0]}
-    assert all("none twice, none missing" in f["proof"] for f in finals.values())
-    assert set(running.exit_codes().values()) == {0}
-    check_history(running.events(), total)
-    return total
+    return stop_and_compare(running, alone, "mlp", "sgd", *names)
 
 
 def survive_an_outage(cluster, alone, seconds):
-    with cluster(main=paced_work, arguments=({},), workers=3, config=CONFIG) as running:
+    with cluster(main=work_on_hosts, arguments=({},), workers=3, config=CONFIG) as running:
         for name in "abc":
             running.start_worker(name)
         with observed(running) as look:
@@ -129,14 +107,14 @@ def test_a_minority_that_is_cut_off_commits_nothing_and_comes_back_as_newcomers(
 ):
     places = {"c": distant_host.namespace}
     with cluster(
-        main=paced_work, arguments=(places,), workers=3, config=CONFIG, host=distant_host.here
+        main=work_on_hosts, arguments=(places,), workers=3, config=CONFIG, host=distant_host.here
     ) as running:
-        for name in "abc":
-            running.start_worker(name)
-        running.wait_for_step(20)
+        start_together(running, "a", "b", "c")
+        generation = max(event["generation"] for event in commits(running, "a"))
         distant_host.pull()
         running.wait_until(
-            lambda: max(e["generation"] for e in commits(running, "a")) > 1, "a and b go on"
+            lambda: max(e["generation"] for e in commits(running, "a")) > generation,
+            "a and b go on",
         )
         alone_since = newest(running, "a", "b")
         minority = commits(running, "c")
@@ -156,7 +134,7 @@ def test_nobody_takes_over_while_all_members_train_out_of_the_coordinators_sight
     places = {"a": distant_host.namespace, "b": distant_host.namespace}
     with (
         cluster(
-            main=paced_work,
+            main=work_on_hosts,
             arguments=(places,),
             workers=None,
             config=CONFIG,

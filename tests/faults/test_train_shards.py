@@ -12,8 +12,8 @@ from tests.integration.train_cases import MLP
 from torch.nn import functional as F  # noqa: N812
 
 from tensorforge.cluster.elastic_config import RedistributionType
-from tensorforge.data.packed_dataset import PackedDataset, pack_array
 from tensorforge.data.plan.shards import partition
+from tensorforge.data.segments.packed_dataset import PackedDataset, pack_array
 from tensorforge.storage.local_store import LocalStore
 from tensorforge.testing.storms import check_history
 from tensorforge.train import LocalShards, Run, RunConfig

@@ -1,9 +1,8 @@
 """Random storms of kills, freezes, leaves, joins and coordinator deaths: the model is the same, every time."""
 
-import os
-
 import pytest
 
+from tensorforge.environment import STORMS
 from tensorforge.testing.storms import Storm, check_history, draw_storm
 from tensorforge.train import Loading
 
@@ -21,7 +20,7 @@ def survive(cluster, alone, seed):
     with cluster(kind, optimizer, TOTAL, workers=4, name=seed, settings=settings) as running:
         storm = Storm(running)
         storm.start(3)
-        storm.rage(draw_storm(seed, TOTAL, 4), timeout=60)
+        storm.run(draw_storm(seed, TOTAL, 4), timeout=60)
         finals = running.finals()
         story = f"{storm.carried_out}\n{running.describe()}"
         complete = {name: f["digest"] for name, f in finals.items() if f["outcome"] == "complete"}
@@ -39,8 +38,6 @@ def test_a_storm_changes_nothing(cluster, alone, seed):
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize(
-    "seed", range(1000, 1000 + int(os.environ.get("TENSORFORGE_STORMS", "200")))
-)
+@pytest.mark.parametrize("seed", range(1000, 1000 + STORMS.read()))
 def test_many_more_storms_change_nothing(cluster, alone, seed):
     survive(cluster, alone, seed)

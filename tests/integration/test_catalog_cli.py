@@ -112,13 +112,13 @@ def test_a_plan_in_which_nothing_qualifies_fails(saved, places, capsys):
                 manager.mark_corrupted(name, "test")
     code, out = run(capsys, "restore-plan", "bert")
     assert code == 1
-    assert "nothing qualifies" in out
+    assert "no checkpoint qualifies" in out
 
 
 def test_a_lost_catalog_is_rebuilt(saved, places, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("TENSORFORGE_CATALOG", str(tmp_path / "new.db"))
     code, out = run(capsys, "rebuild")
-    assert (code, out) == (0, "4 entered, 0 of no use, 0 not saved through a catalog\n")
+    assert (code, out) == (0, "4 added, 0 added as corrupted, 0 saved without a catalog\n")
     assert json.loads(run(capsys, "restore-plan", "bert", "--json")[1])["chosen"] == saved[3]
 
 
@@ -145,5 +145,5 @@ def test_durations_are_read(text, seconds):
 
 @pytest.mark.parametrize("text", ["", "d", "soon", "1w"])
 def test_other_texts_are_no_durations(text):
-    with pytest.raises(InvalidInputError, match="no duration"):
+    with pytest.raises(InvalidInputError, match="not a duration"):
         parse_duration(text)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from tests.store_files import orphans
 
 from tensorforge.catalog import (
     CheckpointManager,
@@ -11,7 +12,6 @@ from tensorforge.catalog import (
     rebuild,
     remover,
 )
-from tensorforge.catalog.upkeep import orphans
 from tensorforge.checkpoint import (
     CheckpointErrorType,
     DistributedCheckpoint,

@@ -5,9 +5,11 @@ import subprocess
 import sys
 import textwrap
 import threading
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import torch
+from tests.store_files import orphans
 
 from tensorforge.catalog import (
     CheckpointManager,
@@ -19,9 +21,9 @@ from tensorforge.catalog import (
     RunCheckpoints,
     rebuild,
     remover,
+    sweep,
     verify,
 )
-from tensorforge.catalog.upkeep import orphans
 from tensorforge.checkpoint import DistributedCheckpoint, InMemoryRanks, SingleProcess
 from tensorforge.errors import CheckpointError, ConflictError, NotFoundError
 from tensorforge.storage.local_store import LocalStore
@@ -149,7 +151,7 @@ def test_content_that_moved_to_another_tensor_is_found(runs):
     runs.save(state, epoch=0, step=0)
     renamed = State(**{f"new.{name}": tensor for name, tensor in state.tensors.items()})
     runs.save(renamed, epoch=0, step=1)
-    assert runs.last_increment.tally.whole == 0
+    assert runs.last_increment.tally.complete == 0
     found = renamed.blank()
     runs.restore(found)
     assert found == renamed
@@ -189,14 +191,14 @@ def test_a_full_chain_is_followed_by_compaction_and_what_is_below_may_go(runs, m
     assert found == state
 
 
-def test_only_the_end_of_a_chain_is_compacted(runs):
+def test_only_the_last_of_a_chain_is_compacted(runs):
     state = make_state()
     runs.save(state, epoch=0, step=0)
     step_on(state, 1)
     middle = runs.save(state, epoch=0, step=1)
     step_on(state, 2)
     runs.save(state, epoch=0, step=2)
-    with pytest.raises(ConflictError, match="not the end of its chain"):
+    with pytest.raises(ConflictError, match="not the last of its chain"):
         runs.compact(middle.checkpoint_id)
     assert runs.restore(found := state.blank()).record.step == 2
     assert found == state
@@ -332,7 +334,7 @@ def test_a_save_that_fails_leaves_neither_a_record_nor_files(runs, manager, stor
 
 
 def test_an_incremental_save_needs_something_to_build_on(runs):
-    with pytest.raises(ConflictError, match="nothing to build"):
+    with pytest.raises(ConflictError, match="no parent for an incremental"):
         runs.save(make_state(), epoch=0, step=0, checkpoint_type=CheckpointType.INCREMENTAL)
 
 
@@ -351,7 +353,7 @@ CRASH = textwrap.dedent(
     from tensorforge.catalog import CheckpointManager, IncrementPolicy, RunCheckpoints, remover
     from tensorforge.checkpoint import DistributedCheckpoint, SingleProcess
     from tensorforge.storage.local_store import LocalStore
-    from tensorforge.storage.system import SystemCalls
+    from tensorforge.storage.system_calls import SystemCalls
 
     class State(dict):
         def state_dict(self): return dict(self)
@@ -411,12 +413,30 @@ def test_a_crash_in_a_save_is_settled_at_the_next_start(tmp_path, crash_at, comp
 
 def test_a_save_that_is_going_on_is_left_alone(runs, manager):
     from tensorforge.catalog import CreateCheckpointRequest
-    from tensorforge.catalog.incremental_store import owner_of_this_process
+    from tensorforge.processes import ProcessIdentity
 
     asked = CreateCheckpointRequest(training_run_id="a run/1", epoch=0, step=0)
-    record = manager.create(asked, note=owner_of_this_process())
+    record = manager.create(asked, note=ProcessIdentity.current().to_text())
     assert runs.sweep().deleted == ()
     assert manager.get(record.checkpoint_id).state is CheckpointState.CREATING
+
+
+def test_a_process_that_cannot_be_seen_is_given_a_day(manager, store):
+    from tensorforge.catalog import CreateCheckpointRequest
+    from tensorforge.processes import ProcessIdentity
+
+    asked = CreateCheckpointRequest(training_run_id="run", epoch=0, step=0)
+    elsewhere = ProcessIdentity("another host", "", "", 1, 0.0).to_text()
+    nobody = ProcessIdentity.of(1 << 30).to_text()
+    by_nobody, by_a_person, unseen, ended = (
+        manager.create(asked, note=note).checkpoint_id
+        for note in ("", "what somebody wrote", elsewhere, nobody)
+    )
+    assert sweep(manager, store).deleted == (ended,)
+    a_day_later = datetime.now(UTC) + timedelta(days=1, seconds=1)
+    assert sweep(manager, store, a_day_later).deleted == (unseen,)
+    left = {record.checkpoint_id for record in manager.list_for_run("run")}
+    assert {by_nobody, by_a_person} <= left
 
 
 def on_ranks(world_size, store, manager, work):

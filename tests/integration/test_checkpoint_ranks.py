@@ -21,6 +21,7 @@ from tensorforge.checkpoint import (
     SingleProcess,
     TensorShard,
 )
+from tensorforge.checkpoint.parallel import Deadline
 from tensorforge.storage.local_store import LocalStore
 from tensorforge.storage.memory_store import MemoryStore
 
@@ -46,7 +47,7 @@ class State:
             (mine.tensor if isinstance(mine, TensorShard) else mine).copy_(value)
 
 
-def whole_state(seed=0):
+def make_tensors(seed=0):
     generator = torch.Generator().manual_seed(seed)
     return {
         "rows": torch.randn(37, 5, generator=generator),
@@ -118,7 +119,7 @@ def same(a, b):
 @pytest.mark.parametrize(("source", "target"), [(1, 3), (4, 2), (2, 4), (3, 5), (5, 1)])
 def test_any_number_of_ranks_loads_what_any_number_saved(tmp_path, layout, source, target):
     store = LocalStore(tmp_path)
-    tensors = whole_state()
+    tensors = make_tensors()
     prefixes = save(store, source, tensors, format=layout)
     assert len(set(prefixes)) == 1
     assert isinstance(prefixes[0], str), prefixes[0]
@@ -132,7 +133,7 @@ def test_any_number_of_ranks_loads_what_any_number_saved(tmp_path, layout, sourc
 
 @pytest.mark.parametrize("strategy", ["parallel", "sequential"])
 def test_compressed_shards_are_resharded_too(strategy):
-    store, tensors = MemoryStore(), whole_state()
+    store, tensors = MemoryStore(), make_tensors()
     save(store, 3, tensors, compression_level=CompressionLevel.FAST)
     _, loaded = load(store, 2, tensors, resharding_strategy=strategy)
     assert same(loaded, tensors)
@@ -150,7 +151,7 @@ def test_replicated_tensors_are_written_once_and_spread_over_the_ranks(tmp_path)
 
 
 def test_several_ranks_save_in_the_background(tmp_path):
-    store, tensors = LocalStore(tmp_path), whole_state()
+    store, tensors = LocalStore(tmp_path), make_tensors()
     for layout in CheckpointFormat:
 
         def work(rank, coordinator, layout=layout):
@@ -222,7 +223,7 @@ def test_a_state_that_ranks_disagree_about_is_refused_on_all_of_them():
 
 @pytest.mark.parametrize("victim", [0, 1, 2])
 def test_a_rank_that_fails_fails_the_others_at_once_and_names_itself(tmp_path, victim):
-    store, tensors = LocalStore(tmp_path), whole_state()
+    store, tensors = LocalStore(tmp_path), make_tensors()
     save(store, 3, tensors, checkpoint_prefix="good")
 
     def work(rank, coordinator):
@@ -232,7 +233,7 @@ def test_a_rank_that_fails_fails_the_others_at_once_and_names_itself(tmp_path, v
             if rank == victim:
                 raise RuntimeError("disk on fire")
 
-        return checkpoint.save(State(whole_state(1), rank, 3), progress=progress)
+        return checkpoint.save(State(make_tensors(1), rank, 3), progress=progress)
 
     started = time.monotonic()
     errors = on_ranks(3, work)
@@ -247,7 +248,7 @@ def test_a_rank_that_fails_fails_the_others_at_once_and_names_itself(tmp_path, v
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_rank_that_never_comes_fails_the_others_within_the_timeout(tmp_path, victim):
-    store, tensors = LocalStore(tmp_path), whole_state()
+    store, tensors = LocalStore(tmp_path), make_tensors()
     save(store, 2, tensors, checkpoint_prefix="good")
 
     def work(rank, coordinator):
@@ -259,13 +260,13 @@ def test_a_rank_that_never_comes_fails_the_others_within_the_timeout(tmp_path, v
     error = on_ranks(2, work)[1 - victim]
     assert isinstance(error, CheckpointError)
     assert error.type is CheckpointErrorType.TIMEOUT
-    assert f"rank {victim} did not answer in time" in str(error)
+    assert f"rank {victim} sent no message in time" in str(error)
     assert same(load(store, 2, tensors)[1], tensors)
     store.close()
 
 
 def test_a_rank_that_dies_after_the_plan_leaves_a_claim_that_is_swept_when_it_expires(tmp_path):
-    store, tensors = LocalStore(tmp_path), whole_state()
+    store, tensors = LocalStore(tmp_path), make_tensors()
 
     def work(rank, coordinator):
         checkpoint = DistributedCheckpoint(coordinator, store)
@@ -273,7 +274,7 @@ def test_a_rank_that_dies_after_the_plan_leaves_a_claim_that_is_swept_when_it_ex
         if rank == 1:
             saver = checkpoint._saver
             capture = checkpoint._capturing(State(tensors, rank, 2), None, options)
-            saver.plan(capture, options, checkpoint._guard(4, None))
+            saver.plan(capture, options, Deadline(4))
             return None
         return checkpoint.save(State(tensors, rank, 2), options=options)
 

@@ -19,15 +19,12 @@ from tensorforge.checkpoint import (
     SingleProcess,
     TensorShard,
 )
+from tensorforge.checkpoint.foreign_formats import export_foreign, import_foreign
+from tensorforge.checkpoint.format.boxes import TensorBox
 from tensorforge.checkpoint.format.manifest import encode_manifest
-from tensorforge.checkpoint.save.assignment import Holding, agreed_ties
+from tensorforge.checkpoint.full_state import read_full_state, write_full_state
+from tensorforge.checkpoint.save.assignment import agreed_ties
 from tensorforge.checkpoint.store_index import read_manifest
-from tensorforge.checkpoint.whole_state import (
-    export_foreign,
-    import_foreign,
-    read_whole,
-    write_whole,
-)
 from tensorforge.storage.local_store import LocalStore
 from tensorforge.storage.memory_store import MemoryStore
 
@@ -74,7 +71,7 @@ def test_tied_weights_are_written_once_and_loaded_under_both_names(layout, level
         checkpoint.load(target)
         assert torch.equal(target.embed.weight, model.embed.weight)
         assert torch.equal(target.head.weight, model.embed.weight)
-    assert torch.equal(read_whole(store, "c").model["head.weight"], model.embed.weight)
+    assert torch.equal(read_full_state(store, "c").model["head.weight"], model.embed.weight)
 
 
 def test_an_optimizer_of_tied_weights_goes_on_where_it_was():
@@ -204,7 +201,7 @@ def test_a_tie_counts_only_if_every_rank_that_holds_something_has_it(data):
     for _ in range(ranks):
         rows = data.draw(st.integers(0, 2))
         tied = data.draw(st.booleans()) if rows else False
-        holdings.append([Holding(name, "F32", (8,), (0,), (rows,)) for name in ("a", "b")])
+        holdings.append([TensorBox(name, "F32", (8,), (0,), (rows,)) for name in ("a", "b")])
         ties.append({"b": "a"} if tied else {})
         verdicts += [tied] if rows else []
     expected = {"b": "a"} if verdicts and all(verdicts) else {}
@@ -216,8 +213,8 @@ def test_tied_weights_go_to_other_formats_and_come_back_tied(tmp_path, kind):
     store = LocalStore(tmp_path / "store")
     save(store, Tied(0))
     path = tmp_path / {"torch": "model.pt", "safetensors": "m.safetensors"}.get(kind, "folder")
-    export_foreign(read_whole(store, "c"), path, kind)
-    write_whole(store, import_foreign(path), SaveOptions(checkpoint_prefix="back"))
+    export_foreign(read_full_state(store, "c"), path, kind)
+    write_full_state(store, import_foreign(path), SaveOptions(checkpoint_prefix="back"))
     before, after = (read_manifest(store, prefix) for prefix in ("c", "back"))
     names = ("model/embed.weight", "model/head.weight")
     assert after.tensors[names[0]] == after.tensors[names[1]]

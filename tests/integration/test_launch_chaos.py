@@ -52,9 +52,9 @@ def test_a_job_survives_a_storm_of_every_kind_and_a_broken_promise_is_found(job)
     report = json.loads(done.stdout)
     assert done.returncode == 0, report
     assert report["survived"]
-    kinds = {blow["kind"] for blow in report["blows"]}
+    kinds = {strike["kind"] for strike in report["strikes"]}
     assert kinds == {"kill", "freeze", "leave", "join", "coordinator-kill"}
-    assert any(blow["note"] == "killed" for blow in report["blows"])
+    assert any(strike["note"] == "killed" for strike in report["strikes"])
     assert len(report["verdicts"]) == 4
 
     (job / "workers" / "liar.jsonl").write_text(
@@ -69,7 +69,7 @@ def test_a_job_survives_a_storm_of_every_kind_and_a_broken_promise_is_found(job)
 
 def test_a_storm_without_a_job_is_refused(tmp_path):
     for options, message in (
-        ([], "which job?"),
+        ([], "name the job with"),
         (["--run-dir", str(tmp_path)], "no run was launched in"),
         (["--kinds", "flood", "--run-dir", str(tmp_path)], "must be among kill, freeze"),
         (["-c", "127.0.0.1:1"], "no coordinator answers at 127.0.0.1:1"),

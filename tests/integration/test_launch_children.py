@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tensorforge.environment import PRELOAD
 from tensorforge.errors import NotFoundError, UnavailableError
-from tensorforge.launch.processes.bootstrap import PRELOAD
 from tensorforge.launch.processes.children import Children, Exited, Printed, Reported, StackLine
 
 BOOTSTRAP = [sys.executable, "-m", "tensorforge.launch.processes.bootstrap"]
@@ -301,15 +301,15 @@ def test_a_worker_at_a_terminal_leaves_when_it_is_interrupted(script, text, last
     assert ("leaving after this step" in errors) is bool(text)
 
 
-def test_a_killed_guard_is_no_reason_to_stop(children, script):
-    children._guard.kill()
-    children._guard.wait()
+def test_a_killed_reaper_is_no_reason_to_stop(children, script):
+    children._reaper.kill()
+    children._reaper.wait()
     start(children, "a", script("print('fine')"))
     assert printed(until_exit(children)) == ["fine"]
 
 
 def start_spare(children, script, preload):
-    environment = {**ENVIRONMENT, PRELOAD: preload}
+    environment = {**ENVIRONMENT, PRELOAD.name: preload}
     return children.start(
         "spare", [*BOOTSTRAP, str(script)], environment, script.parent, spare=True
     )
@@ -319,7 +319,7 @@ def warm(events):
     return any(isinstance(event, Reported) and event.message["kind"] == "warm" for event in events)
 
 
-def test_a_spare_has_imported_what_it_was_told_to_and_waits_for_its_turn(children, script):
+def test_a_spare_has_imported_what_it_was_told_to_and_waits_for_activation(children, script):
     path = script(
         "import os, sys\n"
         "print('colorsys' in sys.modules, 'wave' in sys.modules, __name__, sys.argv[1:])\n"
@@ -328,7 +328,7 @@ def test_a_spare_has_imported_what_it_was_told_to_and_waits_for_its_turn(childre
     pid = start_spare(children, path, "colorsys,no_such_module_anywhere")
     before = until(children, warm)
     assert printed(before) == []
-    assert children.its_turn("spare") == pid
+    assert children.activate("spare") == pid
     events = until_exit(children)
     assert printed(events) == ["True False __main__ []", "[]"]
     assert events[-1] == Exited("spare", 0)
@@ -336,7 +336,7 @@ def test_a_spare_has_imported_what_it_was_told_to_and_waits_for_its_turn(childre
 
 def test_a_spare_that_is_told_before_it_is_warm_goes_on_at_once(children, script):
     start_spare(children, script("print('here')"), "colorsys")
-    children.its_turn("spare")
+    children.activate("spare")
     assert printed(until_exit(children)) == ["here"]
 
 

@@ -232,7 +232,7 @@ def test_a_graceful_stop_does_not_wait_for_ever(launch, tmp_path):
     launched.until("log", line="deaf")
     launched.process.send_signal(signal.SIGTERM)
     assert launched.end() == 143
-    assert "did not end in time and is killed" in launched.notices
+    assert "did not exit in time and is killed" in launched.notices
 
 
 def test_a_killed_launcher_leaves_no_process_behind_and_the_run_goes_on_in_its_folder(launch):

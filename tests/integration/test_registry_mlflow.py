@@ -14,7 +14,7 @@ from mlflow import MlflowClient
 from mlflow.exceptions import MlflowException, RestException
 from mlflow.store.artifact.utils.models import get_model_name_and_version
 from tests.integration.registry_server import RunningServer, running_server
-from tests.unit.registry.making import S, bring, result, v
+from tests.unit.registry.sample_values import S, bring, result, v
 
 from tensorforge.registry import ModelRegistry
 from tensorforge.testing.postgres import fresh_database
@@ -85,7 +85,7 @@ def test_versions_are_created_read_tagged_and_deleted(client):
     client.delete_model_version_tag("ranker", "1", "k")
     assert "k" not in client.get_model_version("ranker", "1").tags
     assert client.get_model_version_download_uri("ranker", "1") == "s3://bucket/model"
-    with pytest.raises(RestException, match="belongs to the registry"):
+    with pytest.raises(RestException, match="is set by the registry"):
         client.set_model_version_tag("ranker", "1", "tensorforge.state", "production")
     client.delete_model_version("ranker", "1")
     with pytest.raises(RestException) as caught:
@@ -175,8 +175,8 @@ def test_stages_follow_the_lifecycle(client, server, monkeypatch):
         bring(registry, "1.0.0", S.CANARY)
         registry.record_validation(result("1.0.0"))
     assert client.get_model_version("ranker", "1").current_stage == "Staging"
-    moved = client.transition_model_version_stage("ranker", "1", "production")
-    assert moved.current_stage == "Production"
+    entered = client.transition_model_version_stage("ranker", "1", "production")
+    assert entered.current_stage == "Production"
     assert [m.version for m in client.get_latest_versions("ranker", ["Production"])] == ["1"]
     assert get_model_name_and_version(client, "models:/ranker/Production") == ("ranker", "1")
     with pytest.raises(RestException, match="is in production"):
@@ -188,8 +188,8 @@ def test_stages_follow_the_lifecycle(client, server, monkeypatch):
     assert forced.current_stage == "Production"
     assert client.get_model_version("ranker", "1").current_stage == "Archived"
     with ModelRegistry(server.database) as registry:
-        moves = [e for e in registry.history("ranker", version=v("1.1.0")) if e.forced]
-        assert [(e.to_state, e.actor) for e in moves] == [
+        forced = [e for e in registry.history("ranker", version=v("1.1.0")) if e.forced]
+        assert [(e.to_state, e.actor) for e in forced] == [
             ("staging", "root"),
             ("production", "root"),
         ]

@@ -1,4 +1,4 @@
-"""From a trained model to production: export, register, validate, promote, by command and by call."""
+"""From a trained model to production: export, register, validate, make transitions, by command and by call."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.unit.registry.making import v
+from tests.unit.registry.sample_values import v
 
 from tensorforge.checkpoint import (
     CheckpointFormat,
@@ -170,7 +170,7 @@ def test_a_model_that_fails_is_a_result_with_its_error(registry, place, loader, 
 def test_weights_that_were_changed_are_not_validated(registry, place):
     kept, _ = register(registry, place)
     save_file(torch.nn.Linear(4, 3).state_dict(), place / "model.safetensors")
-    with pytest.raises(IntegrityError, match="not what was registered"):
+    with pytest.raises(IntegrityError, match="other weights than those that were registered"):
         run_validation(kept, plan(place))
 
 
@@ -204,7 +204,7 @@ def test_mistakes_of_the_caller_are_named(registry, place):
     with pytest.raises(InvalidInputError, match="cannot be read"):
         run_validation(kept, plan(place, data=place / "junk.safetensors"))
     save_file({"inputs": torch.zeros(2)}, place / "half.safetensors")
-    with pytest.raises(InvalidInputError, match="must hold inputs and targets"):
+    with pytest.raises(InvalidInputError, match="must have inputs and targets"):
         run_validation(kept, plan(place, data=place / "half.safetensors"))
     with pytest.raises(InvalidInputError, match="repeats"):
         plan(place, repeats=0)

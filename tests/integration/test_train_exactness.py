@@ -3,7 +3,7 @@
 import pytest
 from tests.integration.train_cases import make_run, train, train_fixed
 
-from tensorforge.testing.cluster import forking_context
+from tensorforge.testing.training_cluster import forking_context
 
 
 @pytest.fixture(scope="session")

@@ -19,7 +19,7 @@ from torch.nn import functional as F  # noqa: N812
 from tensorforge.errors import ConfigurationError, UnavailableError
 from tensorforge.train import Loading, RunConfig
 from tensorforge.train.data import loading_processes
-from tensorforge.train.data.batch_loading import BatchSource, Piece
+from tensorforge.train.data.batch_loading import BatchSource, MicroBatch
 from tensorforge.train.data.loading_processes import LoadingProcesses
 from tensorforge.train.gradients.step_work import Share
 from tensorforge.train.loop.engine import StepEngine
@@ -86,9 +86,9 @@ def test_as_much_as_possible_may_be_asked_for_before_anything_is_taken():
 def test_a_worker_whose_own_shards_are_empty_loads_what_it_computes_for_another():
     run = make_run("mlp", dataset=data("mlp", 2), shards=4, batch_size=2)
     engine = run._engine
-    engine._session = SimpleNamespace(rank=1, world_size=2)
+    engine.session = SimpleNamespace(rank=1, world_size=2)
     engine._shares = (Share((), ()), Share((), (0,)))
-    assert list(engine.upcoming(Piece(0, 0, 1))) == [Piece(0, 0, 1)]
+    assert list(engine.upcoming(MicroBatch(0, 0, 1))) == [MicroBatch(0, 0, 1)]
 
 
 def test_the_callers_random_streams_stay_where_they_are():
@@ -238,10 +238,10 @@ def test_processes_that_are_stuck_are_waited_for_together(monkeypatch):
         join(process, timeout)
 
     monkeypatch.setattr(multiprocessing.process.BaseProcess, "join", note)
-    monkeypatch.setattr(loading_processes, "_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(loading_processes, "_EXIT_SECONDS", 0.5)
     source = BatchSource(Stuck(data("mlp")), RunConfig(batch_size=30), None)
     processes = LoadingProcesses(source, Loading(num_workers=3), lambda first: iter([first] * 3))
-    processes._plan = iter([Piece(0, 0, 1)] * 3)
+    processes._plan = iter([MicroBatch(0, 0, 1)] * 3)
     processes._ask()
     processes.close()
     assert len(waits) == 3
@@ -257,7 +257,7 @@ def test_no_process_holds_the_connection_of_another():
     processes = LoadingProcesses(source, Loading(num_workers=3), lambda first: iter([first] * 3))
     try:
         for _ in range(3):  # then all of them are idle
-            processes.load(Piece(0, 0, 1))
+            processes.load(MicroBatch(0, 0, 1))
         held = [connections(child.pid) for child in multiprocessing.active_children()]
         assert [len(one - set.intersection(*held)) for one in held] == [1, 1, 1]
     finally:

@@ -3,13 +3,12 @@
 The model is a dictionary from checkpoint id to a copy of the state that was saved.
 """
 
-import socket
-
 import hypothesis.strategies as st
 import pytest
 import torch
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+from tests.store_files import orphans
 
 from tensorforge.catalog import (
     CheckpointManager,
@@ -27,10 +26,10 @@ from tensorforge.catalog import (
 )
 from tensorforge.catalog.chains.chains import is_restorable
 from tensorforge.catalog.chains.retention import best_by_metric
-from tensorforge.catalog.incremental_store import prefix_of
-from tensorforge.catalog.upkeep import orphans
+from tensorforge.catalog.stored_records import prefix_of
 from tensorforge.checkpoint import DistributedCheckpoint, LoadOptions, SingleProcess, store_index
 from tensorforge.errors import ConflictError, UnavailableError
+from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.database import Database
 from tensorforge.storage.memory_store import MemoryStore
 
@@ -43,7 +42,7 @@ pytestmark = [
 RUN = "run"
 POLICY = GcPolicy(max_checkpoints_per_run=2, keep_best_n=1)
 INCREMENTS = IncrementPolicy(max_chain=3)
-DEAD = "saved by process 999999999 of {host}, started 1.00"
+DEAD = ProcessIdentity.of(1 << 30).to_text()
 
 
 class Crash(BaseException):
@@ -169,25 +168,24 @@ class FilesMachine(RuleBasedStateMachine):
     def recover(self, new):
         self.start()
         for name in new:
-            self.bury_the_owner(name)
-        dead = DEAD.format(host=socket.gethostname())
+            self.end_the_process_of(name)
         for blob in list(self.store.list()):
             if blob.key.endswith(".compacting.json"):
-                self.store.write(blob.key, dead.encode())
+                self.store.write(blob.key, DEAD.encode())
         sweep(self.manager, self.store)
         for name in new & set(self.records()):
             self.remember(name)
 
-    def bury_the_owner(self, name):
+    def end_the_process_of(self, name):
         """The process lives on in a test; its record says that it does not, and so does its claim."""
         with self.manager._database.write() as connection:
             record = queries.existing(connection, name)
             if record.state is CheckpointState.CREATING:
-                queries.update(connection, record, note=DEAD.format(host=socket.gethostname()))
+                queries.update(connection, record, note=DEAD)
         claim = f"{prefix_of(RUN, name)}.saving.json"
         committed = {blob.key for blob in self.store.list()}
         if claim in committed and f"{prefix_of(RUN, name)}.metadata.json" not in committed:
-            store_index.erase(self.store, prefix_of(RUN, name))
+            store_index.delete_files(self.store, prefix_of(RUN, name))
         self.store.delete(claim)
 
     @rule(data=st.data(), cascade=st.booleans())

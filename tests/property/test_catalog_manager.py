@@ -17,7 +17,7 @@ from tensorforge.catalog import (
     RestoreCriteria,
     decide_retention,
 )
-from tensorforge.catalog.chains.chains import children_of, is_restorable, validate_checkpoint
+from tensorforge.catalog.chains.chains import is_restorable, validate_checkpoint
 from tensorforge.catalog.chains.restore import rank_candidates
 from tensorforge.errors import ConflictError
 from tensorforge.testing.clock import ManualClock
@@ -58,7 +58,10 @@ class CatalogMachine(RuleBasedStateMachine):
         names = sorted(n for n, r in self.model.items() if r.state in states)
         return data.draw(st.sampled_from(names)) if names else None
 
-    def bury(self, names):
+    def children(self, name):
+        return [record for record in self.live().values() if record.parent_id == name]
+
+    def mark_deleted(self, names):
         for name in names:
             self.model[name] = replace(self.model[name], state=CheckpointState.DELETED)
 
@@ -93,12 +96,12 @@ class CatalogMachine(RuleBasedStateMachine):
     def corrupt(self, data):
         name = self.pick(data, CheckpointState.CREATING, CheckpointState.COMPLETE)
         if name is not None:
-            children, doomed = children_of(self.live()), [name]
-            for each in doomed:
+            expected = [name]
+            for each in expected:
                 usable = (CheckpointState.CREATING, CheckpointState.COMPLETE)
-                doomed += [c.checkpoint_id for c in children.get(each, []) if c.state in usable]
+                expected += [c.checkpoint_id for c in self.children(each) if c.state in usable]
             marked = {record.checkpoint_id: record for record in self.manager.mark_corrupted(name)}
-            assert set(marked) == set(doomed)
+            assert set(marked) == set(expected)
             self.model |= marked
 
     @rule(data=st.data(), cascade=st.booleans())
@@ -106,12 +109,13 @@ class CatalogMachine(RuleBasedStateMachine):
         name = self.pick(data, *set(CheckpointState) - {CheckpointState.DELETED})
         if name is None:
             return
-        children = children_of(self.live()).get(name, [])
-        if not cascade and any(c.state is not CheckpointState.CORRUPTED for c in children):
+        if not cascade and any(
+            child.state is not CheckpointState.CORRUPTED for child in self.children(name)
+        ):
             with pytest.raises(ConflictError):
                 self.manager.delete(name)
         else:
-            self.bury(self.manager.delete(name, cascade=cascade))
+            self.mark_deleted(self.manager.delete(name, cascade=cascade))
 
     @rule()
     def collect(self):
@@ -124,7 +128,7 @@ class CatalogMachine(RuleBasedStateMachine):
         gone = self.manager.gc()
         assert set(gone) == expected
         assert len(gone) == len(expected)
-        self.bury(gone)
+        self.mark_deleted(gone)
 
     @rule(seconds=st.integers(1, 30))
     def wait(self, seconds):

@@ -4,11 +4,18 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorforge.checkpoint.format.boxes import Box, check_partition, find_overlap, share, split
+from tensorforge.checkpoint.format.boxes import (
+    Box,
+    TensorBox,
+    check_partition,
+    divide,
+    find_overlap,
+    split,
+)
 from tensorforge.checkpoint.format.formats import CheckpointFormat
 from tensorforge.checkpoint.format.manifest import ChunkMetadata, StoredBytes, TensorMetadata
-from tensorforge.checkpoint.load.resharding import Target, plan_reads
-from tensorforge.checkpoint.save.assignment import Holding, assign, owners
+from tensorforge.checkpoint.load.resharding import WantedBox, plan_reads
+from tensorforge.checkpoint.save.assignment import assign, owners
 from tensorforge.checkpoint.save.write_plan import plan_files
 from tensorforge.errors import InvalidInputError
 
@@ -26,7 +33,7 @@ def boxes(draw, shape=None):
 @st.composite
 def partitions(draw, shape, depth=3):
     """Cut a box again and again at random places."""
-    found = [Box.whole(shape)]
+    found = [Box.full(shape)]
     for _ in range(draw(st.integers(0, depth)) if shape else 0):
         box = found.pop(draw(st.integers(0, len(found) - 1)))
         axis = draw(st.integers(0, len(shape) - 1))
@@ -42,7 +49,7 @@ def partitions(draw, shape, depth=3):
 def mark(shape, parts):
     count = np.zeros(shape, int)
     for box in parts:
-        count[box.slices_in(Box.whole(shape))] += 1
+        count[box.slices_in(Box.full(shape))] += 1
     return count
 
 
@@ -62,8 +69,8 @@ def test_an_intersection_is_what_both_boxes_hold(data):
 @given(solid_shapes, st.integers(1, 20))
 def test_splitting_keeps_order_and_respects_the_limit(shape, limit):
     numbers = np.arange(int(np.prod(shape))).reshape(shape)
-    parts = list(split(Box.whole(shape), limit))
-    pieces = [numbers[part.slices_in(Box.whole(shape))].ravel() for part in parts]
+    parts = list(split(Box.full(shape), limit))
+    pieces = [numbers[part.slices_in(Box.full(shape))].ravel() for part in parts]
     assert all(len(piece) <= limit for piece in pieces)
     assert np.array_equal(np.concatenate(pieces), numbers.ravel())
 
@@ -71,11 +78,11 @@ def test_splitting_keeps_order_and_respects_the_limit(shape, limit):
 @given(st.data())
 def test_a_box_that_is_one_run_says_where_it_begins(data):
     shape = data.draw(solid_shapes)
-    outer = Box.whole(shape)
+    outer = Box.full(shape)
     inner = data.draw(boxes(shape).filter(lambda box: box.size))
     numbers = np.arange(outer.size).reshape(shape)[inner.slices_in(outer)].ravel()
     is_run = bool((np.diff(numbers) == 1).all())
-    position = inner.run_in(outer)
+    position = inner.position_in(outer)
     if position is None:
         assert not is_run
     else:
@@ -85,7 +92,7 @@ def test_a_box_that_is_one_run_says_where_it_begins(data):
 
 @given(solid_shapes, st.integers(1, 8))
 def test_sharing_cuts_into_at_most_so_many_parts(shape, parts):
-    shared = share(Box.whole(shape), parts)
+    shared = divide(Box.full(shape), parts)
     assert len(shared) <= max(parts, 1)
     check_partition(shape, shared, "it")
 
@@ -122,7 +129,7 @@ def clusters(draw):
                 continue
             holders = draw(st.sets(st.integers(0, ranks - 1), min_size=1))
             for rank in holders:
-                held[rank].append(Holding(f"model/{number}", "F32", shape, box.offset, box.shape))
+                held[rank].append(TensorBox(f"model/{number}", "F32", shape, box.offset, box.shape))
     return held
 
 
@@ -147,17 +154,21 @@ def test_a_plan_has_every_element_in_one_file_and_every_missing_part_on_its_way(
             (rank, piece)
             for rank, plan in enumerate(plans)
             for file in plan.files
-            for piece in file.pieces
+            for piece in file.boxes
             if piece.name == name
         ]
         check_partition(holding.shape, [piece.box for _, piece in in_files], name)
         for rank, piece in in_files:
             here = [h.box for h in held[rank] if h.name == name]
             sent = [
-                p.box for plan in plans if plan.part for p in plan.part.pieces if p.name == name
+                p.box
+                for plan in plans
+                if plan.exchange
+                for p in plan.exchange.boxes
+                if p.name == name
             ]
             covered = mark(holding.shape, [*here, *sent])[
-                piece.box.slices_in(Box.whole(holding.shape))
+                piece.box.slices_in(Box.full(holding.shape))
             ]
             assert (covered > 0).all()
     keys = [file.key for plan in plans for file in plan.files]
@@ -184,16 +195,16 @@ def test_reads_bring_every_element_of_every_target_exactly_once(data):
             position += box.size * 4 + data.draw(st.sampled_from([0, 0, 100, 1 << 20]))
     tensor = TensorMetadata("F32", shape, tuple(chunks))
     targets = [
-        Target(index, "t", box) for index, box in enumerate(data.draw(st.lists(boxes(shape))))
+        WantedBox(index, "t", box) for index, box in enumerate(data.draw(st.lists(boxes(shape))))
     ]
     reads = plan_reads({"t": tensor}, targets)
     for target in targets:
         got = [
-            delivery.overlap
+            overlap.box
             for read in reads
             for chunk in read.chunks
-            for delivery in chunk.deliveries
-            if delivery.target is target
+            for overlap in chunk.overlaps
+            if overlap.wanted is target
         ]
         assert (mark(shape, got) == mark(shape, [target.box])).all()
     spans = sorted((read.start, read.start + read.length) for read in reads)

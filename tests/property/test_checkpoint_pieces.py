@@ -1,7 +1,8 @@
-"""Property tests: whatever the sizes of tensors, blocks and pieces, the file and its checksums are right."""
+"""Property tests: whatever the sizes of tensors, blocks and writes, the file and its checksums are right."""
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +11,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tensorforge.checkpoint.format import file_layout
+from tensorforge.checkpoint.format.boxes import TensorBox
 from tensorforge.checkpoint.format.file_layout import plan_file
 from tensorforge.checkpoint.format.manifest import checksum
-from tensorforge.checkpoint.parallel import Guard
-from tensorforge.checkpoint.progress import Meter
+from tensorforge.checkpoint.parallel import ByteCounter, Deadline
 from tensorforge.checkpoint.save import staging
-from tensorforge.checkpoint.save.assignment import Holding
-from tensorforge.checkpoint.save.file_image import FileImage
+from tensorforge.checkpoint.save.file_contents import FileContents
 from tensorforge.checkpoint.save.shard_writer import write_file
 from tensorforge.storage.blobs import BlobStore
 from tensorforge.storage.local_store import LocalStore
@@ -24,23 +24,24 @@ from tensorforge.storage.memory_store import MemoryStore
 
 
 def _written(store: BlobStore, sizes: list[int], *, staged: bool) -> None:
-    pieces = [
-        Holding(f"model/{index}", "U8", (size,), (0,), (size,)) for index, size in enumerate(sizes)
+    boxes = [
+        TensorBox(f"model/{index}", "U8", (size,), (0,), (size,))
+        for index, size in enumerate(sizes)
     ]
-    plan = plan_file("file", pieces)
+    plan = plan_file("file", boxes)
     generator = np.random.default_rng(len(sizes))
     contents = {
         f"model/{index}": generator.integers(0, 256, size, dtype=np.uint8)
         for index, size in enumerate(sizes)
     }
-    image = FileImage(plan, lambda index: contents[plan.segments[index].name])
-    expected = plan.header + b"".join(contents[s.name].tobytes() for s in plan.segments)
-    guard, done = Guard(60), []
+    file = FileContents(plan, [functools.partial(contents.get, box.name) for box in plan.boxes])
+    expected = plan.header + b"".join(contents[box.name].tobytes() for box in plan.boxes)
+    deadline, done = Deadline(60), []
     if staged:
         area = staging.StagingArea()
-        area.stage([image], guard, 2)
-    meter = Meter(plan.size, lambda count, _total: done.append(count))
-    written = write_file(store, image, None, guard, meter)
+        area.stage([file], deadline, 2)
+    counter = ByteCounter(plan.size, lambda count, _total: done.append(count))
+    written = write_file(store, file, None, deadline, counter)
     assert store.read("file") == expected
     assert done[-1] == len(expected)
     for name, tensor in written.tensors.items():
@@ -56,16 +57,16 @@ def _written(store: BlobStore, sizes: list[int], *, staged: bool) -> None:
     sizes=st.lists(st.integers(0, 40_000), min_size=1, max_size=6),
     chunk=st.sampled_from([1_000, 4_096, 9_999, 1 << 20]),
     block=st.sampled_from([4_096, 8_192, 20_480]),
-    piece=st.sampled_from([4_096, 8_192]),
+    write=st.sampled_from([4_096, 8_192]),
     staged=st.booleans(),
     local=st.booleans(),
 )
-def test_a_file_written_in_pieces_has_every_byte_and_every_checksum(
+def test_a_file_has_every_byte_and_every_checksum(
     tmp_path_factory: pytest.TempPathFactory,
     sizes: list[int],
     chunk: int,
     block: int,
-    piece: int,
+    write: int,
     staged: bool,
     local: bool,
 ) -> None:
@@ -74,7 +75,7 @@ def test_a_file_written_in_pieces_has_every_byte_and_every_checksum(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(file_layout, "CHUNK_BYTES", chunk)
         patch.setattr(staging, "BLOCK_BYTES", block)
-        patch.setattr(staging, "PIECE_BYTES", piece)
+        patch.setattr(staging, "WRITE_BYTES", write)
         try:
             _written(store, sizes, staged=staged)
         finally:

@@ -154,7 +154,7 @@ def damaged(**changes):
             r"WorkerId\.port: expected a whole",
         ),
         (damaged(data={"id": 5, "hostname": "h", "port": 1}), r"WorkerId\.id: expected a string"),
-        (damaged(data={"id": "a", "hostname": "h", "port": -5}), "between 0 and 65535"),
+        (damaged(data={"id": "a", "hostname": "h", "port": -5}), "port = -5: must be at least 0"),
         (damaged(data=[]), "expected an object"),
     ],
 )

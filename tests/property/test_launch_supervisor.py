@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-
 import hypothesis.strategies as st
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tensorforge import environment
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
     CoordinatorStarted,
     GenerationFormed,
     StacksDumped,
-    StepCommitted,
     StopRequested,
     TargetChanged,
     Tick,
@@ -38,7 +37,7 @@ from tensorforge.launch.supervisor.staffing import SHRINK_TIMEOUT
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 from tensorforge.launch.supervisor.supervisor import Supervisor
 
-SOAK = bool(os.environ.get("TENSORFORGE_SOAK"))
+SOAK = environment.SOAK.read()
 
 
 class Launched(RuleBasedStateMachine):
@@ -122,7 +121,7 @@ class Launched(RuleBasedStateMachine):
     @rule()
     def a_step_is_committed(self):
         self.step += 1
-        self.tell(StepCommitted(self.step))
+        self.tell(CommittedStep(step=self.step))
 
     @rule()
     def a_generation_forms(self):

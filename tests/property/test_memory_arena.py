@@ -83,7 +83,7 @@ class ArenaMachine(RuleBasedStateMachine):
 
     @rule(handle=handles)
     def mark_cached(self, handle):
-        if handle.is_live and handle._record.wish is BlockStatus.ALLOCATED:
+        if handle.is_live and handle._record.requested_status is BlockStatus.ALLOCATED:
             handle.mark_cached()
 
     @rule(needed=st.integers(1, CAPACITY))

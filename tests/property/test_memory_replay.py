@@ -9,9 +9,13 @@ from hypothesis import strategies as st
 
 from tensorforge.errors import TensorForgeError
 from tensorforge.memory import AllocationTrace, replay_bounded, replay_trace
-from tensorforge.memory.pool.policies import GRANULARITY, ONLINE, POLICY_NAMES
-from tensorforge.memory.traces.advise import advise_pool
-from tensorforge.memory.traces.snapshot import load_trace, snapshot_of_replay, trace_of_snapshot
+from tensorforge.memory.pool.placement_policies import GRANULARITY, ONLINE, POLICY_NAMES
+from tensorforge.memory.traces.pool_advice import advise_pool
+from tensorforge.memory.traces.torch_snapshot import (
+    load_trace,
+    snapshot_of_replay,
+    trace_of_snapshot,
+)
 from tensorforge.memory.traces.trace import Event
 
 sizes = st.integers(1, 4000) | st.integers(1, 40 << 20) | st.sampled_from([512, 1 << 20, 2 << 20])

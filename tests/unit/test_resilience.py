@@ -1,3 +1,5 @@
+"""Which errors are tried again, how long the waits are, and which events count."""
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -16,9 +18,6 @@ class Flaky:
         if self.calls <= self.failures:
             raise self.error
         return "done"
-
-    async def call(self):
-        return self()
 
 
 def run(policy, operation, share=lambda: 1.0):
@@ -64,17 +63,6 @@ def test_the_deadline_bounds_the_whole():
     with pytest.raises(UnavailableError):
         policy.run(operation, sleep=clock.sleep, clock=clock, share=lambda: 1.0)
     assert clock() < 5
-
-
-async def test_the_asynchronous_form_behaves_the_same():
-    clock = ManualClock()
-
-    async def sleep(seconds):
-        clock.sleep(seconds)
-
-    policy = RetryPolicy(max_attempts=4, base_delay=1, max_delay=100)
-    result = await policy.run_async(Flaky(3).call, sleep=sleep, clock=clock, share=lambda: 1.0)
-    assert (result, clock()) == ("done", 7)
 
 
 @pytest.mark.parametrize(

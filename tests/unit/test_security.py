@@ -1,3 +1,5 @@
+"""Tokens: issued, checked, revoked, and accepted from another store."""
+
 import threading
 from datetime import UTC, datetime, timedelta
 

@@ -1,3 +1,5 @@
+"""Percentiles of any values."""
+
 import math
 
 import numpy as np

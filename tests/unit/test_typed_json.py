@@ -1,3 +1,5 @@
+"""JSON decoded into types, from several threads at once."""
+
 import subprocess
 import sys
 

@@ -1,11 +1,13 @@
-"""What checkpoints there are, what is kept, what to restore. Starts without torch.
+"""The catalog of checkpoints: which exist, which are kept, which one to restore. Imports no torch.
 
-    pure        records, chains, retention, restore, schedule: values in, decisions with reasons out
-    database    manager, deletion, queries, schema, measurements, identifiers
-    files       shelving (where they lie), upkeep (sweep, verify, rebuild), compaction, increments
-    training    runs: saves and restores that are recorded; emergencies
+A save passes through `runs`: it creates a record (`manager`), writes the files with `tensorforge.checkpoint`
+(`increments` finds the chunks that a parent has already), verifies them and completes the record. A full chain
+is made self-contained by `compaction`. `deletion` removes records first and files later.
 
-What touches files is imported when it is asked for, and torch only by the training code that passes tensors in.
+`chains` has the pure rules: records, chains of parents, retention, choice of a restore point, schedules.
+`manager`, `queries`, `schema`, `measurements` and `identifiers` are the database; `stored_records` relates
+records to files; `upkeep` repairs after crashes, verifies and rebuilds; `emergency` saves on signals.
+Modules that touch files are imported at first use.
 """
 
 from __future__ import annotations
@@ -48,10 +50,10 @@ from tensorforge.catalog.manager import CheckpointManager, RestorePlan, RunSumma
 
 if TYPE_CHECKING:
     from tensorforge.catalog.compaction import compact
-    from tensorforge.catalog.incremental_store import remover
     from tensorforge.catalog.increments import IncrementPolicy
     from tensorforge.catalog.pending import PendingSave
     from tensorforge.catalog.runs import Restored, RunCheckpoints
+    from tensorforge.catalog.stored_records import remover
     from tensorforge.catalog.upkeep import RebuildReport, SweepReport, rebuild, sweep, verify
 
 _LAZY = {
@@ -63,7 +65,7 @@ _LAZY = {
     "SweepReport": "upkeep",
     "compact": "compaction",
     "rebuild": "upkeep",
-    "remover": "incremental_store",
+    "remover": "stored_records",
     "sweep": "upkeep",
     "verify": "upkeep",
 }

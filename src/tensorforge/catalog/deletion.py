@@ -1,4 +1,4 @@
-"""Deletion in two phases: a tombstone that no reader finds, then the files."""
+"""Deletion in two phases: first the record becomes a tombstone, then the files are removed."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from tensorforge.storage.database import Database
 _LOG = logging.getLogger(__name__)
 _IDS_PER_STATEMENT = 500
 KEEP_DELETED_SECONDS = 30 * 86_400.0
-"""How long a tombstone whose files are gone still tells when and why."""
+"""How long a tombstone stays after its files were removed, to tell when and why it was deleted."""
 
 
 class Deletions:
-    """The tombstones of a catalog, and the files that wait for them."""
+    """Makes tombstones in a catalog and removes the files of deleted checkpoints."""
 
     def __init__(
         self,
@@ -38,9 +38,9 @@ class Deletions:
         self._remove_files = remove_files
         self._clock = clock
 
-    def bury(self, connection: sa.Connection, record: CheckpointRecord, reason: str) -> None:
-        """The first phase, for one checkpoint."""
-        queries.move(
+    def mark(self, connection: sa.Connection, record: CheckpointRecord, reason: str) -> None:
+        """The first phase for one checkpoint."""
+        queries.transition(
             connection,
             record,
             CheckpointState.DELETED,
@@ -49,27 +49,27 @@ class Deletions:
             files_pending=self._remove_files is not None,
         )
 
-    def bury_all(
-        self, connection: sa.Connection, doomed: Sequence[RetentionDecision], now: datetime
+    def mark_all(
+        self, connection: sa.Connection, decisions: Sequence[RetentionDecision], now: datetime
     ) -> None:
-        """The first phase, for many, in few statements."""
-        for decision in doomed:
+        """The first phase for many checkpoints, in few statements."""
+        for decision in decisions:
             CHECKPOINT_LIFECYCLE.require(decision.record.state, CheckpointState.DELETED)
-        names: dict[str, list[str]] = {}
-        for decision in doomed:
-            names.setdefault("; ".join(decision.reasons), []).append(decision.checkpoint_id)
+        by_reason: dict[str, list[str]] = {}
+        for decision in decisions:
+            by_reason.setdefault("; ".join(decision.reasons), []).append(decision.checkpoint_id)
         values = {
             "state": CheckpointState.DELETED.value,
             "deleted_at": to_microseconds(now),
             "files_pending": self._remove_files is not None,
         }
-        for reason, alike in names.items():
-            for start in range(0, len(alike), _IDS_PER_STATEMENT):
-                some = CHECKPOINTS.c.checkpoint_id.in_(alike[start : start + _IDS_PER_STATEMENT])
+        for reason, ids in by_reason.items():
+            for start in range(0, len(ids), _IDS_PER_STATEMENT):
+                some = CHECKPOINTS.c.checkpoint_id.in_(ids[start : start + _IDS_PER_STATEMENT])
                 connection.execute(CHECKPOINTS.update().where(some).values(note=reason, **values))
 
     def remove_files(self) -> int:
-        """The second phase; one that fails stays for the next time. Returns how many were finished."""
+        """The second phase, for all tombstones with files. Returns the number of successes; the rest stay."""
         if self._remove_files is None:
             return 0
         finished = 0
@@ -90,12 +90,12 @@ class Deletions:
             CHECKPOINTS.c.files_pending.is_(True),
         )
         with self._database.read() as connection:
-            # Newest first: whatever happens, no incremental outlives its parent's files.
+            # Newest first, so that the files of a parent are never removed before those of its children.
             latest = query.order_by(CHECKPOINTS.c.step.desc(), CHECKPOINTS.c.created_at.desc())
             return [from_row(row) for row in connection.execute(latest)]
 
-    def forget(self, now: datetime) -> None:
-        """Drop the tombstones that are old and have no files any more."""
+    def drop_old(self, now: datetime) -> None:
+        """Delete the tombstones that are older than `KEEP_DELETED_SECONDS` and have no files."""
         before = to_microseconds(now - timedelta(seconds=KEEP_DELETED_SECONDS))
         with self._database.write() as connection:
             connection.execute(

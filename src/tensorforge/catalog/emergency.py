@@ -1,7 +1,7 @@
-"""Saving before the process ends: on SIGTERM, and when the training code raises.
+"""Emergency saves: on SIGTERM, and when the training code raises an exception.
 
-A signal may come in the middle of an optimizer step, when weights and optimizer do not fit together. So the
-handler only remembers it, and the save happens where the training code says that the state is whole.
+A signal may arrive during an optimizer step, when the weights and the optimizer's state are of different steps.
+So the signal handler only notes the signal, and the save happens when the training code calls `check`.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _LOG = logging.getLogger(__name__)
 
 
 class EmergencySaves:
-    """Calls `save` once, in an emergency, while this block lasts.
+    """A context manager that calls `save` before the process ends by a signal or an exception.
 
     with EmergencySaves(lambda: runs.emergency(model, optimizer, epoch=epoch, step=step)) as emergency:
         for step in ...:
             train_one_step()
             emergency.check()
 
-    `check` between two steps ends the process with the signal's exit code (143 for SIGTERM) after the save.
-    An exception that leaves the block saves too, as long as `when_raised` says that the state is fit for it,
-    and goes on. In the main thread only: Python delivers signals there.
+    After a signal, `check` saves and ends the process with the signal's exit code (143 for SIGTERM); call it
+    between two steps. If an exception leaves the block and `when_raised` returns true for it, the state is
+    saved and the exception continues. Use it in the main thread, where Python delivers signals.
     """
 
     def __init__(
@@ -46,20 +46,20 @@ class EmergencySaves:
 
     @property
     def is_requested(self) -> bool:
-        """Whether a signal has come."""
+        """Whether a signal has arrived."""
         return self._received is not None
 
     def check(self) -> None:
-        """If a signal has come: save, and end the process by `SystemExit`."""
+        """If a signal has arrived, save and raise `SystemExit`."""
         if self._received is not None:
             self._save()
             raise SystemExit(128 + self._received)
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
-            raise ConflictError("emergency saves need the main thread, where signals arrive")
+            raise ConflictError("use EmergencySaves in the main thread, where signals arrive")
         for number in self._signals:
-            self._previous[number] = signal.signal(number, self._remember)
+            self._previous[number] = signal.signal(number, self._note_signal)
         return self
 
     def __exit__(
@@ -70,17 +70,17 @@ class EmergencySaves:
     ) -> None:
         try:
             if error is not None and self._when_raised(error):
-                self._save_despite(error)
+                self._save_after(error)
         finally:
             for number, handler in self._previous.items():
                 signal.signal(number, handler)
 
-    def _remember(self, number: int, _frame: FrameType | None) -> None:
+    def _note_signal(self, number: int, _frame: FrameType | None) -> None:
         self._received = number
 
-    def _save_despite(self, error: BaseException) -> None:
+    def _save_after(self, error: BaseException) -> None:
         try:
             self._save()
-        except Exception as problem:  # noqa: BLE001  the training's own error is what matters
+        except Exception as problem:  # noqa: BLE001  the error of the training is raised, not this one
             _LOG.exception("no emergency checkpoint after %r", error)
             error.add_note(f"no emergency checkpoint was saved: {problem}")

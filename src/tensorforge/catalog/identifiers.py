@@ -1,4 +1,4 @@
-"""Ids that sort by time: 48 bits of milliseconds, then 80 random bits, as 26 letters and digits."""
+"""Checkpoint ids that sort by time: 48 bits of milliseconds, then 80 random bits, as 26 characters."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from datetime import UTC, datetime, timedelta
 
 from tensorforge.errors import InvalidInputError
 
-_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # sorts like its values; no i, l, o, u to misread
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"  # without i, l, o, u, which are easily misread
 _RANDOM_BITS = 80
 _LENGTH = 26
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TimeSortedIds:
-    """Makes ids; each is greater than the one before it from this maker, even within a millisecond.
+    """Makes ids, each greater than the one before, even within one millisecond. Threads may share it.
 
-    Ids of different processes sort by their millisecond. Safe to share between threads.
+    Ids of different processes sort by their millisecond.
     """
 
     def __init__(self, random_bits: Callable[[int], int] = secrets.randbits) -> None:
@@ -27,25 +27,15 @@ class TimeSortedIds:
         self._lock = threading.Lock()
 
     def next(self, now: datetime) -> str:
-        """A new id for the time `now`; if the clock went back, it still sorts after the last one."""
+        """A new id for the time `now`. If the clock was set back, the id still sorts after the last one."""
         milliseconds = (now - _EPOCH) // timedelta(milliseconds=1)
         if not 0 <= milliseconds < 1 << 48:
-            raise InvalidInputError(f"now = {now}: lies outside the years that an id can hold")
+            raise InvalidInputError(f"now = {now}: must not be before 1970")
         fresh = milliseconds << _RANDOM_BITS | self._random_bits(_RANDOM_BITS)
         with self._lock:
             same_millisecond = self._last >> _RANDOM_BITS >= milliseconds
             self._last = self._last + 1 if same_millisecond else fresh
             return _encode(self._last)
-
-
-def time_of(identifier: str) -> datetime:
-    """The time at which an id was made, to the millisecond."""
-    value = 0
-    for letter in identifier:
-        value = value << 5 | max(0, _ALPHABET.find(letter))
-    if value >> (_RANDOM_BITS + 48) or _encode(value) != identifier:
-        raise InvalidInputError(f"{identifier!r} is not an id of this catalog")
-    return _EPOCH + timedelta(milliseconds=value >> _RANDOM_BITS)
 
 
 def _encode(value: int) -> str:

@@ -1,8 +1,9 @@
-"""What a save can leave out: chunks that an earlier checkpoint holds, and the unchanged part of the others.
+"""Incremental saves: reuses the chunks of a parent checkpoint and stores changed chunks as differences.
 
-A chunk is known by the checksum of its content. One that the parent holds, wherever it lies there, is
-referred to. One that changed is stored as the difference to what was at its place, if a sample says that this
-pays, and as it is otherwise. A manifest names every file that it needs, so a restore reads no other manifest.
+A chunk is identified by the checksum of its content. If the parent has a chunk with the same content, the
+manifest refers to that. A changed chunk is stored as the difference to the parent's chunk of the same box, if a
+sample shows that this saves enough, and complete otherwise. A manifest lists every file that it refers to, so a
+restore reads one manifest only.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 
 from tensorforge.checkpoint.format.boxes import Box
 from tensorforge.checkpoint.format.codecs import DifferenceCodec
-from tensorforge.checkpoint.format.dtypes import ITEM_SIZES
+from tensorforge.checkpoint.format.formats import ITEM_SIZES
 from tensorforge.checkpoint.format.manifest import (
     CheckpointManifest,
     ChunkMetadata,
@@ -24,8 +25,8 @@ from tensorforge.checkpoint.format.manifest import (
     TensorMetadata,
     checksum,
 )
-from tensorforge.checkpoint.load.chunks import StoredChunks
-from tensorforge.checkpoint.save.chunk_reuse import Frame
+from tensorforge.checkpoint.load.chunk_source import StoredChunks, read_chunk
+from tensorforge.checkpoint.save.chunk_reuse import EncodedChunk
 from tensorforge.errors import CheckpointError, ConfigurationError
 from tensorforge.storage.blobs import BlobStore
 
@@ -34,12 +35,12 @@ _SAMPLES = 3
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IncrementPolicy:
-    """How far increments go.
+    """When a save is incremental, and when a chunk is stored as a difference.
 
-    `max_chain`: so many checkpoints in a chain at most, the full one included; then a full one follows.
-    `min_saving`: the share of its bytes that a difference must save to be worth decoding later.
-    `sample_bytes`: how much of a chunk is tried first.
-    `base_memory`: bytes of the last save to keep in memory, so that the next one need not read them back.
+    `max_chain`: the most checkpoints in a chain, the full one included; the next checkpoint is full.
+    `min_saving`: the share of its bytes that a difference must save; otherwise the chunk is stored complete.
+    `sample_bytes`: how many bytes of a chunk are encoded as a sample first.
+    `base_memory`: how many bytes of the last save stay in memory, so that the next one need not read them.
     """
 
     max_chain: int = 16
@@ -58,8 +59,8 @@ class IncrementPolicy:
             raise ConfigurationError("base_memory", self.base_memory, "must not be negative")
 
 
-class ContentMemory:
-    """The content of the chunks that were saved last, by checksum, within a limit; safe to share."""
+class ContentCache:
+    """The content of the chunks that were saved last, by checksum, up to a limit. Threads may share it."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -68,12 +69,12 @@ class ContentMemory:
         self._lock = threading.Lock()
 
     def get(self, digest: str) -> bytes | None:
-        """The content with this checksum, if it is remembered."""
+        """The content with this checksum, or `None`."""
         with self._lock:
             return self._content.get(digest)
 
     def put(self, digest: str, content: memoryview) -> None:
-        """Remember a copy, unless it is remembered already; the oldest make room."""
+        """Add a copy of the content; the oldest content is dropped if the limit is exceeded."""
         if len(content) > self._limit:
             return
         with self._lock:
@@ -88,12 +89,16 @@ class ContentMemory:
 
 @dataclass(slots=True)
 class IncrementTally:
-    """How many bytes of the state were found, stored as a difference (and what that took), or stored whole."""
+    """Bytes of the state by what became of their chunks.
+
+    `unchanged`: reused from the parent. `differing`: stored as differences, which took `differences` bytes.
+    `complete`: stored complete.
+    """
 
     unchanged: int = 0
     differing: int = 0
     differences: int = 0
-    whole: int = 0
+    complete: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False, compare=False)
 
     def add(self, kind: str, size: int, stored: int = 0) -> None:
@@ -104,14 +109,14 @@ class IncrementTally:
 
 
 class ChangedChunks:
-    """The increment over one parent; the writer asks it about every chunk."""
+    """Finds the chunks of a state that changed since its parent. Implements the writer's `Increment`."""
 
     def __init__(
         self,
         store: BlobStore,
         parent: CheckpointManifest,
         policy: IncrementPolicy,
-        memory: ContentMemory,
+        cache: ContentCache,
     ) -> None:
         self.parent = parent.prefix
         self.files: tuple[FileEntry, ...] = tuple(
@@ -120,37 +125,39 @@ class ChangedChunks:
         )
         self.tally = IncrementTally()
         self._policy = policy
-        self._memory = memory
+        self._cache = cache
         self._source = StoredChunks(store, parent)
         self._by_content: dict[tuple[str, int, int], StoredBytes] = {}
-        self._by_place: dict[tuple[str, Box], tuple[TensorMetadata, ChunkMetadata]] = {}
+        self._by_box: dict[tuple[str, Box], tuple[TensorMetadata, ChunkMetadata]] = {}
         for name, tensor in parent.tensors.items():
             item = ITEM_SIZES[tensor.dtype]
             for chunk in tensor.chunks:
                 identity = (chunk.data.content, chunk.box.size * item, item)
                 self._by_content.setdefault(identity, chunk.data)
-                self._by_place[(name, chunk.box)] = (tensor, chunk)
+                self._by_box[(name, chunk.box)] = (tensor, chunk)
         self._codec = DifferenceCodec()
 
-    def place(self, name: str, dtype: str, box: Box, raw: memoryview) -> StoredBytes | Frame | None:
-        """Where a chunk lies already, or the difference to what was there; `None` to store it whole."""
+    def reuse(
+        self, name: str, dtype: str, box: Box, raw: memoryview
+    ) -> StoredBytes | EncodedChunk | None:
+        """Where the parent has the chunk, or a difference to store; `None` to store the chunk complete."""
         digest = checksum(raw)
         known = self._by_content.get((digest, len(raw), ITEM_SIZES[dtype]))
         if known is not None:
             self.tally.add("unchanged", len(raw))
             return known
-        frame = self._difference(name, dtype, box, raw, digest)
-        self._memory.put(digest, raw)
-        if frame is None:
-            self.tally.add("whole", len(raw))
+        difference = self._difference(name, dtype, box, raw, digest)
+        self._cache.put(digest, raw)
+        if difference is None:
+            self.tally.add("complete", len(raw))
         else:
-            self.tally.add("differing", len(raw), len(frame.content))
-        return frame
+            self.tally.add("differing", len(raw), len(difference.content))
+        return difference
 
     def _difference(
         self, name: str, dtype: str, box: Box, raw: memoryview, digest: str
-    ) -> Frame | None:
-        tensor, chunk = self._by_place.get((name, box), (None, None))
+    ) -> EncodedChunk | None:
+        tensor, chunk = self._by_box.get((name, box), (None, None))
         if tensor is None or chunk is None or tensor.dtype != dtype or not len(raw):
             return None
         base = self._content(name, tensor, chunk)
@@ -160,30 +167,28 @@ class ChangedChunks:
         encoded = self._codec.encode(raw, item, base)
         if len(encoded) > (1 - self._policy.min_saving) * len(raw):
             return None
-        return Frame(encoded, self._codec.name, digest, chunk.data)
+        return EncodedChunk(encoded, self._codec.name, digest, chunk.data)
 
     def _content(
         self, name: str, tensor: TensorMetadata, chunk: ChunkMetadata
     ) -> memoryview | None:
-        """What the parent has at this place; `None` if that cannot be read: no reason to fail a save."""
-        remembered = self._memory.get(chunk.data.content)
-        if remembered is not None:
-            return memoryview(remembered)
-        stored = memoryview(bytearray(chunk.data.length))
+        """The content of a chunk of the parent; `None` if it cannot be read, which must not fail the save."""
+        cached = self._cache.get(chunk.data.content)
+        if cached is not None:
+            return memoryview(cached)
         try:
-            self._source.read_range(chunk.data.file, chunk.data.start, stored)
-            return self._source.decode(name, tensor, chunk, stored)
+            return read_chunk(self._source, name, tensor, chunk)
         except CheckpointError:
             return None
 
     def _pays(self, raw: memoryview, base: memoryview, item: int) -> bool:
-        """Whether a few stretches of the chunk get smaller by enough; a small chunk is tried as a whole."""
+        """Whether the difference of a few samples of the chunk saves enough; a small chunk needs no samples."""
         length = self._policy.sample_bytes // _SAMPLES // item * item
         if len(raw) <= _SAMPLES * length:
             return True
         stored = 0
         for number in range(_SAMPLES):
             start = (len(raw) - length) * number // (_SAMPLES - 1) // item * item
-            part = slice(start, start + length)
-            stored += len(self._codec.encode(raw[part], item, base[part]))
+            sample = slice(start, start + length)
+            stored += len(self._codec.encode(raw[sample], item, base[sample]))
         return stored <= (1 - self._policy.min_saving) * _SAMPLES * length

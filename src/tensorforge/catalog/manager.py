@@ -1,4 +1,4 @@
-"""The catalog: every checkpoint of every run, in one database that threads and processes share."""
+"""`CheckpointManager`: the records of all checkpoints of all runs, in a database that processes share."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ _LIST_LIMIT = 5
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """What the catalog holds of one run, deleted checkpoints aside."""
+    """The checkpoints of one run in numbers, without deleted ones."""
 
     training_run_id: str
     checkpoints: int
@@ -62,7 +62,7 @@ class RunSummary:
 
 @dataclass(frozen=True, slots=True)
 class RestorePlan:
-    """Every checkpoint that was considered, best first, and what restoring the best one takes."""
+    """All candidates of a restore, best first, and how fast earlier restores were."""
 
     criteria: RestoreCriteria
     candidates: tuple[RestoreCandidate, ...]
@@ -70,13 +70,13 @@ class RestorePlan:
 
     @property
     def chosen(self) -> RestoreCandidate | None:
-        """The best that qualifies, if any does."""
+        """The best candidate that qualifies, or `None`."""
         best = self.candidates[0] if self.candidates else None
         return None if best is None or best.score.refusal else best
 
     @property
     def estimated_ms(self) -> int | None:
-        """How long restoring the chosen one takes; `None` if nothing was ever measured."""
+        """Milliseconds to restore the chosen candidate; `None` if no restore was measured yet."""
         if self.chosen is None or self.rates is None:
             return None
         return self.rates.estimate(self.chosen.chain)
@@ -88,15 +88,15 @@ def utc_now() -> datetime:
 
 
 class CheckpointManager:
-    """Creates, completes, finds and retires checkpoints. Safe to share between threads.
+    """Creates, completes, finds and deletes the records of checkpoints. Threads may share it.
 
-    `database` is a `Database`, or a URL or path from which the manager opens (and closes) its own; by default
-    the catalog lives in memory. Each method is one transaction: processes that share a database
-    never lose or duplicate a record. Moves follow `CHECKPOINT_LIFECYCLE`; a refused one is a `TransitionError`.
+    `database` is a `Database`, or a URL or path of one that the manager opens and closes itself; by default
+    the records are in memory. Each method is one transaction, so processes that share a database never lose
+    or duplicate a record. Transitions follow `CHECKPOINT_LIFECYCLE`; an illegal one is a `TransitionError`.
 
-    Deletion has two phases. First the record becomes a tombstone, so that no reader finds the checkpoint;
-    then `remove_files` is called with it. If that fails, or the process dies, the next `gc` calls it again,
-    so it must not mind files that are gone already.
+    Deletion has two phases. First the record becomes a tombstone, so that no reader finds the checkpoint; then
+    `remove_files` is called with the record. If that fails, or the process ends, the next `gc` calls it again,
+    so it must accept files that are missing already.
     """
 
     def __init__(
@@ -119,9 +119,9 @@ class CheckpointManager:
     def create(
         self, request: CreateCheckpointRequest, now: datetime | None = None, note: str = ""
     ) -> CheckpointRecord:
-        """Announce a checkpoint: a new id, state `CREATING`.
+        """Add a record with a new id in state `CREATING`.
 
-        `note` may say who is creating it. An incremental one needs a parent that can be restored; see
+        `note` is kept until the record is completed. An incremental checkpoint needs a restorable parent; see
         `CreateCheckpointRequest`.
         """
         moment = now or self._clock()
@@ -145,19 +145,21 @@ class CheckpointManager:
         return record
 
     def adopt(self, record: CheckpointRecord) -> CheckpointRecord:
-        """Enter a record as it is, id included: how a catalog is rebuilt from manifests.
+        """Add a record as it is, with its id. A rebuild of the catalog from manifests uses this.
 
-        A tombstone with this id gives way; a live record with this id is an `AlreadyExistsError`.
+        A tombstone with this id is replaced; any other record with this id is an `AlreadyExistsError`.
         """
         if record.state is CheckpointState.DELETED:
-            raise InvalidInputError(f"{record.checkpoint_id!r}: a deleted checkpoint is no find")
+            raise InvalidInputError(f"{record.checkpoint_id!r}: a deleted record cannot be adopted")
         name = CHECKPOINTS.c.checkpoint_id == record.checkpoint_id
         with self._database.write() as connection:
             queries.lock_run(connection, record.training_run_id)
             gone = CHECKPOINTS.c.state == CheckpointState.DELETED.value
             connection.execute(CHECKPOINTS.delete().where(name, gone))
             if connection.scalar(sa.select(CHECKPOINTS.c.checkpoint_id).where(name)) is not None:
-                raise AlreadyExistsError(f"checkpoint {record.checkpoint_id!r} is known already")
+                raise AlreadyExistsError(
+                    f"the catalog has checkpoint {record.checkpoint_id!r} already"
+                )
             connection.execute(CHECKPOINTS.insert().values(to_row(record)))
         return record
 
@@ -169,7 +171,7 @@ class CheckpointManager:
         *,
         verified_at: datetime | None = None,
     ) -> CheckpointRecord:
-        """The checkpoint is committed: `size_bytes` were written, and `storage_path` names its manifest."""
+        """Record that the checkpoint is committed. `storage_path` is its prefix or the key of its manifest."""
         if size_bytes < 0 or not storage_path:
             raise InvalidInputError(
                 f"size_bytes = {size_bytes}, storage_path = {storage_path!r}: "
@@ -183,18 +185,15 @@ class CheckpointManager:
             "note": "",
         }
         with self._database.write() as connection:
-            return queries.move_unseen(
+            return queries.transition_by_id(
                 connection, checkpoint_id, CheckpointState.COMPLETE, **values
             )
 
     def mark_verified(self, checkpoint_id: str, now: datetime | None = None) -> CheckpointRecord:
-        """The bytes of a complete checkpoint were read back and found intact."""
+        """Record that every byte of a complete checkpoint was read and found intact."""
         with self._database.write() as connection:
             record = queries.existing(connection, checkpoint_id, lock=True)
-            if record.state is not CheckpointState.COMPLETE:
-                raise ConflictError(
-                    f"checkpoint {checkpoint_id!r} is {record.state.value}; only a complete one is verified"
-                )
+            _check_complete(record, "verified")
             return queries.update(
                 connection, record, verified_at=to_microseconds(now or self._clock())
             )
@@ -202,18 +201,17 @@ class CheckpointManager:
     def replace_chain(
         self, checkpoint_id: str, size_bytes: int, commit: Callable[[], object] | None = None
     ) -> CheckpointRecord:
-        """The checkpoint was rewritten so that it stands alone: it has no parent any more.
+        """Record that a compaction made the checkpoint self-contained: it has no parent any more.
 
-        `commit` is called once nobody can build on the old one; `ConflictError` if somebody does already.
+        `commit` is called while no child can be added. `ConflictError` if there is a child already.
         """
         with self._database.write() as connection:
-            record = self._owned(connection, checkpoint_id)
-            if record.state is not CheckpointState.COMPLETE:
-                raise ConflictError(f"checkpoint {checkpoint_id!r} is {record.state.value} by now")
+            record = self._locked(connection, checkpoint_id)
+            _check_complete(record, "compacted")
             children = queries.descendants(connection, checkpoint_id)
             if children:
                 raise ConflictError(
-                    f"checkpoint {checkpoint_id!r} is not the end of its chain: {_names(children)}"
+                    f"checkpoint {checkpoint_id!r} is not the last of its chain: {_names(children)} build on it"
                 )
             if commit is not None:
                 commit()
@@ -228,16 +226,20 @@ class CheckpointManager:
             )
 
     def mark_corrupted(self, checkpoint_id: str, reason: str = "") -> tuple[CheckpointRecord, ...]:
-        """The checkpoint cannot be trusted, so neither can those that build on it.
+        """Mark a checkpoint as corrupted, and all that build on it.
 
-        Returns all that are corrupted by this, the named one first.
+        Returns the changed records, the named one first.
         """
         with self._database.write() as connection:
-            record = self._owned(connection, checkpoint_id)
-            marked = [queries.move(connection, record, CheckpointState.CORRUPTED, note=reason)]
+            record = self._locked(connection, checkpoint_id)
+            marked = [
+                queries.transition(connection, record, CheckpointState.CORRUPTED, note=reason)
+            ]
             for child in queries.descendants(connection, checkpoint_id):
-                note = f"{checkpoint_id} below it is corrupted"
-                marked.append(queries.move(connection, child, CheckpointState.CORRUPTED, note=note))
+                note = f"its ancestor {checkpoint_id} is corrupted"
+                marked.append(
+                    queries.transition(connection, child, CheckpointState.CORRUPTED, note=note)
+                )
         return tuple(marked)
 
     def get(self, checkpoint_id: str) -> CheckpointRecord | None:
@@ -245,23 +247,31 @@ class CheckpointManager:
         with self._database.read() as connection:
             return queries.find(connection, checkpoint_id)
 
+    def require_complete(self, checkpoint_id: str, what: str) -> CheckpointRecord:
+        """The record of a complete checkpoint that is to be `what` (verified, compacted).
+
+        `NotFoundError` if there is none, `ConflictError` if it is in another state.
+        """
+        with self._database.read() as connection:
+            return _check_complete(queries.existing(connection, checkpoint_id), what)
+
     def chain_length(self, checkpoint_id: str) -> int:
-        """How many checkpoints restoring this one reads; `CheckpointError` if its chain is broken."""
+        """The number of checkpoints that a restore of this one reads; `CheckpointError` if one is missing."""
         with self._database.read() as connection:
             record = queries.existing(connection, checkpoint_id)
             return chain_length(queries.chain(connection, record), checkpoint_id)
 
     def now(self) -> datetime:
-        """The time by the catalog's clock."""
+        """The time of the catalog's clock."""
         return self._clock()
 
     def list_for_run(self, training_run_id: str) -> tuple[CheckpointRecord, ...]:
-        """The run's checkpoints that are not deleted, oldest first."""
+        """The checkpoints of a run, oldest first, without deleted ones."""
         with self._database.read() as connection:
             return tuple(queries.of_runs(connection, [training_run_id]))
 
     def list_runs(self) -> tuple[RunSummary, ...]:
-        """Every run that has checkpoints, the one with the newest first."""
+        """Every run that has checkpoints; the run with the newest checkpoint comes first."""
         table = CHECKPOINTS.c
         last = sa.func.max(table.created_at)
         query = (
@@ -283,7 +293,7 @@ class CheckpointManager:
             )
 
     def get_latest(self, training_run_id: str) -> CheckpointRecord | None:
-        """The restorable checkpoint with the highest step; at one step, the later one."""
+        """The restorable checkpoint with the highest step; of several at that step, the newest."""
         criteria = RestoreCriteria(training_run_id=training_run_id)
         with self._database.read() as connection:
             return next((record for record, _ in queries.restorable(connection, criteria)), None)
@@ -294,7 +304,7 @@ class CheckpointManager:
             return queries.best_restorable(connection, criteria)
 
     def restore_plan(self, criteria: RestoreCriteria) -> RestorePlan:
-        """The same choice with everything that was considered, for people to read."""
+        """The choice of `find_restore_point` with all candidates and their scores, to explain the choice."""
         records = self.list_for_run(criteria.training_run_id)
         rates = self.measurements.restore_rates(criteria.training_run_id)
         return RestorePlan(criteria, rank_candidates(records, criteria), rates)
@@ -317,38 +327,38 @@ class CheckpointManager:
         return tuple(record for _, record in found)
 
     def total_count(self) -> int:
-        """How many checkpoints there are in all runs, deleted ones aside."""
+        """The number of checkpoints in all runs, without deleted ones."""
         return self._total(sa.func.count())
 
     def total_size(self) -> int:
-        """The bytes of all checkpoints in all runs, deleted ones aside."""
+        """The bytes of all checkpoints in all runs, without deleted ones."""
         return self._total(sa.func.sum(CHECKPOINTS.c.size_bytes))
 
     def delete(
         self, checkpoint_id: str, *, cascade: bool = False, reason: str = "by request"
     ) -> tuple[str, ...]:
-        """Delete one checkpoint. If others build on it: a `ConflictError`, or with `cascade` they go too.
+        """Delete a checkpoint. If others build on it: `ConflictError`, or with `cascade` delete those too.
 
-        Returns the ids of all that were deleted.
+        Returns the ids of the deleted checkpoints.
         """
         with self._database.write() as connection:
-            record = self._owned(connection, checkpoint_id)
+            record = self._locked(connection, checkpoint_id)
             children = queries.descendants(connection, checkpoint_id)
             if children and not cascade:
                 raise ConflictError(
                     f"checkpoint {checkpoint_id!r} cannot be deleted: {_names(children)} "
                     "build on it; delete those first, or all together with cascade"
                 )
-            doomed = [*reversed(children), record]
-            for each in doomed:
-                self._deletions.bury(connection, each, reason)
+            deleted = [*reversed(children), record]
+            for each in deleted:
+                self._deletions.mark(connection, each, reason)
         self.remove_deleted_files()
-        return tuple(each.checkpoint_id for each in doomed)
+        return tuple(each.checkpoint_id for each in deleted)
 
     def retention(
         self, now: datetime | None = None, training_run_id: str | None = None
     ) -> Iterator[RetentionDecision]:
-        """What `gc` would do now, run by run, with reasons. Changes nothing."""
+        """What `gc` would keep and delete now, run by run, with reasons. Changes nothing."""
         moment = now or self._clock()
         for runs in self._batches_of_runs(training_run_id):
             with self._database.read() as connection:
@@ -357,10 +367,10 @@ class CheckpointManager:
     def gc(
         self, now: datetime | None = None, training_run_id: str | None = None
     ) -> tuple[str, ...]:
-        """Delete what the policy lets go, in one run or in all, and return the ids.
+        """Delete what the policy does not keep, in one run or in all, and return the ids.
 
-        Decision and tombstones are one transaction, so that nobody can build on what is about to go.
-        Deletions of earlier calls whose files remained are finished first.
+        Decision and tombstones are one transaction, so that no child is added to a checkpoint that is deleted.
+        This also removes files that earlier deletions left behind.
         """
         moment = now or self._clock()
         deleted: list[str] = []
@@ -368,17 +378,17 @@ class CheckpointManager:
             with self._database.write() as connection:
                 for run in sorted(runs):
                     queries.lock_run(connection, run)
-                doomed = [d for d in self._decide(connection, runs, moment) if not d.keep]
-                self._deletions.bury_all(connection, doomed, moment)
-            deleted.extend(decision.checkpoint_id for decision in doomed)
+                decisions = [d for d in self._decide(connection, runs, moment) if not d.keep]
+                self._deletions.mark_all(connection, decisions, moment)
+            deleted.extend(decision.checkpoint_id for decision in decisions)
         self.remove_deleted_files()
-        self._deletions.forget(moment)
+        self._deletions.drop_old(moment)
         return tuple(deleted)
 
     def remove_deleted_files(self) -> int:
-        """The second phase of deletion, for every tombstone that still waits for it.
+        """Run the second phase of deletion for every tombstone that has files, and return how many succeeded.
 
-        Returns how many were finished. One that fails stays for the next time.
+        One that fails is tried again by the next call.
         """
         return self._deletions.remove_files()
 
@@ -393,8 +403,8 @@ class CheckpointManager:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _owned(self, connection: sa.Connection, checkpoint_id: str) -> CheckpointRecord:
-        """A record, with its whole run locked."""
+    def _locked(self, connection: sa.Connection, checkpoint_id: str) -> CheckpointRecord:
+        """A record, after locking its run."""
         run = queries.existing(connection, checkpoint_id).training_run_id
         queries.lock_run(connection, run)
         return queries.existing(connection, checkpoint_id, lock=True)
@@ -431,6 +441,15 @@ class CheckpointManager:
                 sa.select(figure).select_from(CHECKPOINTS).where(queries.in_states(queries.LIVE))
             )
             return int(connection.scalar(query) or 0)
+
+
+def _check_complete(record: CheckpointRecord, what: str) -> CheckpointRecord:
+    if record.state is not CheckpointState.COMPLETE:
+        raise ConflictError(
+            f"checkpoint {record.checkpoint_id!r} is {record.state.value}; "
+            f"only a complete one can be {what}"
+        )
+    return record
 
 
 def _names(records: Sequence[CheckpointRecord]) -> str:

@@ -1,4 +1,4 @@
-"""What saving and restoring really cost, and how often things failed: the inputs of plan and schedule."""
+"""Measured durations of saves and restores, and failures of runs: the input of restore plans and schedules."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tensorforge.errors import InvalidInputError
 from tensorforge.storage.database import Database
 
 RECENT = 50
-"""How many of the latest measurements count."""
+"""How many of the latest measurements are used."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunHistory:
-    """What was measured of a run: the cost of its saves, its failures, and for how long."""
+    """The measurements of a run: the duration of a save, the failures, and how long the run was observed."""
 
     save_seconds: float | None
     failures: int
     observed_seconds: float
 
     def progress(self, step: int, now: float, last_step: int, last_time: float) -> TrainingProgress:
-        """The same figures beside a position, as `CheckpointSchedule` wants them."""
+        """The history and the position of training, as input of `CheckpointSchedule`."""
         return TrainingProgress(
             step,
             now,
@@ -42,28 +42,28 @@ class RunHistory:
 
 
 class Measurements:
-    """Writes measurements to the catalog's database and sums them up."""
+    """Writes measurements to the database of the catalog and summarises them."""
 
     def __init__(self, database: Database, clock: Callable[[], datetime]) -> None:
         self._database = database
         self._clock = clock
 
     def record_save(self, training_run_id: str, bytes_written: int, seconds: float) -> None:
-        """A save cost the training `seconds`."""
+        """Record that training stopped for `seconds` during a save."""
         self._insert(training_run_id, "save", 1, bytes_written, seconds)
 
     def record_restore(
         self, training_run_id: str, links: int, bytes_read: int, seconds: float
     ) -> None:
-        """A restore read a chain of `links` checkpoints."""
+        """Record the duration of a restore that read a chain of `links` checkpoints."""
         self._insert(training_run_id, "restore", links, bytes_read, seconds)
 
     def record_failure(self, training_run_id: str) -> None:
-        """A worker, or the whole run, failed."""
+        """Record that a worker, or the run, failed."""
         self._insert(training_run_id, "failure", 0, 0, 0.0)
 
     def restore_rates(self, training_run_id: str) -> RestoreRates | None:
-        """Rates from this run's latest restores; from those of all runs if it has none."""
+        """The speed of this run's latest restores; of all runs if this one has none; `None` if none has."""
         for run in (training_run_id, None):
             rows = self._latest("restore", run)
             rates = rates_from([RestoreMeasurement(r.links, r.bytes, r.seconds) for r in rows])
@@ -72,7 +72,7 @@ class Measurements:
         return None
 
     def history(self, training_run_id: str) -> RunHistory:
-        """The median cost of the latest saves, the failures, and the time since the first measurement."""
+        """The median duration of the latest saves, the failures, and the time since the first measurement."""
         saves = [row.seconds for row in self._latest("save", training_run_id)]
         of_run = MEASUREMENTS.c.training_run_id == training_run_id
         with self._database.read() as connection:

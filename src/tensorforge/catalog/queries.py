@@ -1,4 +1,4 @@
-"""The catalog's questions to its database; each runs inside the caller's transaction."""
+"""The database queries of the catalog. Each runs inside the transaction of its caller."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tensorforge.errors import ConflictError, InvalidInputError, NotFoundError
 
 LIVE = (CheckpointState.CREATING, CheckpointState.COMPLETE, CheckpointState.CORRUPTED)
 USABLE = (CheckpointState.CREATING, CheckpointState.COMPLETE)
-_FIRST_PAGE = 2  # mostly the newest will do
+_FIRST_PAGE = 2  # the newest record is usually the one
 _PAGE = 64
 
 
 def lock_run(connection: sa.Connection, training_run_id: str) -> None:
-    """Keep other writers of this run out until the transaction ends.
+    """Block other writers of this run until the transaction ends.
 
-    SQLite has one writer at a time anyway. Row locks would not do: they cannot hold back the insertion of a
+    SQLite has one writer at a time anyway. Row locks do not suffice: they do not block the insertion of a
     child while its parent is being deleted.
     """
     if connection.dialect.name != "sqlite":
@@ -39,14 +39,14 @@ def lock_run(connection: sa.Connection, training_run_id: str) -> None:
 
 
 def in_states(states: Iterable[CheckpointState]) -> sa.ColumnElement[bool]:
-    """A row is in one of these states."""
+    """The condition that a row is in one of these states."""
     return CHECKPOINTS.c.state.in_([state.value for state in states])
 
 
 def find(
     connection: sa.Connection, checkpoint_id: str, *, lock: bool = False
 ) -> CheckpointRecord | None:
-    """The record with this id, if there is one; `lock` keeps other writers off it."""
+    """The record with this id, or `None`; `lock` blocks other writers of the record."""
     query = sa.select(CHECKPOINTS).where(CHECKPOINTS.c.checkpoint_id == checkpoint_id)
     row = connection.execute(query.with_for_update() if lock else query).one_or_none()
     return None if row is None else from_row(row)
@@ -55,7 +55,7 @@ def find(
 def existing(
     connection: sa.Connection, checkpoint_id: str, *, lock: bool = False
 ) -> CheckpointRecord:
-    """The record with this id, or `NotFoundError`."""
+    """The record with this id; `NotFoundError` if there is none."""
     record = find(connection, checkpoint_id, lock=lock)
     if record is None:
         raise NotFoundError(f"the catalog has no checkpoint {checkpoint_id!r}")
@@ -63,24 +63,24 @@ def existing(
 
 
 def update(connection: sa.Connection, record: CheckpointRecord, **values: Any) -> CheckpointRecord:
-    """Change columns of a record that the caller has locked, and return it as it is now."""
+    """Change columns of a record that the caller has locked, and return the changed record."""
     name = CHECKPOINTS.c.checkpoint_id == record.checkpoint_id
     statement = CHECKPOINTS.update().where(name).values(**values).returning(*CHECKPOINTS.c)
     return from_row(connection.execute(statement).one())
 
 
-def move(
+def transition(
     connection: sa.Connection, record: CheckpointRecord, state: CheckpointState, **values: Any
 ) -> CheckpointRecord:
-    """The same with a change of state, which must be one of the lifecycle's."""
+    """Change state and columns of a record that the caller has locked; `TransitionError` if illegal."""
     CHECKPOINT_LIFECYCLE.require(record.state, state)
     return update(connection, record, state=state.value, **values)
 
 
-def move_unseen(
+def transition_by_id(
     connection: sa.Connection, checkpoint_id: str, state: CheckpointState, **values: Any
 ) -> CheckpointRecord:
-    """The same in one statement, for a record that the caller has not read."""
+    """The same in one statement, for a record that the caller has neither read nor locked."""
     sources = [s for s in CheckpointState if CHECKPOINT_LIFECYCLE.can_transition(s, state)]
     statement = (
         CHECKPOINTS.update()
@@ -91,12 +91,14 @@ def move_unseen(
     row = connection.execute(statement).one_or_none()
     if row is None:
         CHECKPOINT_LIFECYCLE.require(existing(connection, checkpoint_id).state, state)
-        raise ConflictError(f"checkpoint {checkpoint_id!r} changed at the same moment; try again")
+        raise ConflictError(
+            f"checkpoint {checkpoint_id!r} was changed by another process at the same time; try again"
+        )
     return from_row(row)
 
 
 def chain(connection: sa.Connection, record: CheckpointRecord) -> dict[str, CheckpointRecord]:
-    """The record and all of its ancestors that exist."""
+    """The record and its existing ancestors, by id."""
     if record.is_self_contained:
         return {record.checkpoint_id: record}
     rows = connection.execute(_CHAIN, {"start": record.checkpoint_id})
@@ -109,7 +111,7 @@ def _chain_query() -> sa.Select[Any]:
         table.checkpoint_id == sa.bindparam("start")
     )
     walk = start.cte("walk", recursive=True)
-    # UNION, not UNION ALL: a cycle then ends by itself.
+    # UNION instead of UNION ALL, so that a cycle ends.
     walk = walk.union(
         sa.select(table.checkpoint_id, table.parent_id).where(
             table.checkpoint_id == walk.c.parent_id
@@ -122,7 +124,7 @@ _CHAIN = _chain_query()
 
 
 def descendants(connection: sa.Connection, checkpoint_id: str) -> list[CheckpointRecord]:
-    """Usable checkpoints that build on this one, nearest first, locked."""
+    """The usable checkpoints that build on this one, directly or not, nearest first. They become locked."""
     found: list[CheckpointRecord] = []
     seen, level = {checkpoint_id}, [checkpoint_id]
     while level:
@@ -149,10 +151,10 @@ def of_runs(connection: sa.Connection, runs: Sequence[str]) -> Iterator[Checkpoi
 def restorable(
     connection: sa.Connection, criteria: RestoreCriteria
 ) -> Iterator[tuple[CheckpointRecord, int]]:
-    """Records that meet the criteria, with the length of their chain, where that is intact.
+    """The records that meet the criteria and have an intact chain, each with the length of its chain.
 
-    They come in the order of their score, but for the part that the chain has in it. The length of what
-    is still being created is 0.
+    They are ordered by score, without the contribution of the chain's length. A record in state `CREATING` has
+    length 0.
     """
     for record in _candidates(connection, criteria):
         if record.state is not CheckpointState.COMPLETE:
@@ -168,14 +170,14 @@ def best_restorable(
 ) -> CheckpointRecord | None:
     """The record with the highest selection score among the restorable ones."""
 
-    def same_but_for_the_chain(pair: tuple[CheckpointRecord, int]) -> tuple[Any, ...]:
+    def score_without_chain(pair: tuple[CheckpointRecord, int]) -> tuple[Any, ...]:
         record = pair[0]
-        alone = criteria.prefer_full and record.is_self_contained
-        return (record.state, alone, record.step)
+        preferred = criteria.prefer_full and record.is_self_contained
+        return (record.state, preferred, record.step)
 
-    for _, equals in itertools.groupby(restorable(connection, criteria), same_but_for_the_chain):
+    for _, group in itertools.groupby(restorable(connection, criteria), score_without_chain):
         return max(
-            equals,
+            group,
             key=lambda pair: (
                 selection_score(pair[0], criteria, pair[1] or None),
                 pair[0].recency,
@@ -185,7 +187,7 @@ def best_restorable(
 
 
 def parent_for(connection: sa.Connection, request: CreateCheckpointRequest) -> str:
-    """The id of the checkpoint that a requested incremental one builds on."""
+    """The id of the parent for a requested incremental checkpoint."""
     run = request.training_run_id
     if request.parent_id is not None:
         return _requested_parent(connection, request, request.parent_id).checkpoint_id
@@ -209,13 +211,13 @@ def _requested_parent(
         )
     if parent.epoch > request.epoch or parent.step > request.step:
         raise InvalidInputError(
-            f"parent_id = {parent_id!r}: its epoch {parent.epoch}, step {parent.step} lies after "
+            f"parent_id = {parent_id!r}: its epoch {parent.epoch}, step {parent.step} is after "
             f"epoch {request.epoch}, step {request.step}"
         )
     if not is_restorable(chain(connection, parent), parent_id):
         raise ConflictError(
             f"checkpoint {parent_id!r} ({parent.state.value}) cannot be built on: "
-            "it or one below it is not complete"
+            "it or one of its ancestors is not complete"
         )
     return parent
 
@@ -231,10 +233,10 @@ def _candidates(connection: sa.Connection, criteria: RestoreCriteria) -> Iterato
     states = [CheckpointState.COMPLETE]
     if not criteria.require_complete:
         states.append(CheckpointState.CREATING)
-    alone: list[sa.ColumnElement[bool]] = [sa.true()]
+    kinds: list[sa.ColumnElement[bool]] = [sa.true()]
     if criteria.prefer_full:
-        alone = [table.parent_id.is_(None), table.parent_id.is_not(None)]
-    for state, kind in itertools.product(states, alone):
+        kinds = [table.parent_id.is_(None), table.parent_id.is_not(None)]
+    for state, kind in itertools.product(states, kinds):
         yield from _paged(
             connection, query.where(table.state == state.value, kind).order_by(*newest)
         )

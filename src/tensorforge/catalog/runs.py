@@ -1,7 +1,7 @@
-"""The checkpoints of one training run: written by `DistributedCheckpoint`, recorded in the catalog.
+"""`RunCheckpoints`: saves and restores one training run and records this in the catalog.
 
-A save, in order: the record is created, the files are written, read back and verified, the record is completed.
-Whatever ends in between is found by `sweep` at the next start.
+A save creates a record, writes the files, reads and verifies them, and completes the record. If the process
+ends in between, `sweep` completes or deletes the record at the next start.
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from tensorforge.catalog.chains.records import (
     RestoreCriteria,
 )
 from tensorforge.catalog.compaction import compact
-from tensorforge.catalog.incremental_store import (
-    described,
-    owner_of_this_process,
-    prefix_of,
-    stored_size,
-)
-from tensorforge.catalog.increments import ChangedChunks, ContentMemory, IncrementPolicy
+from tensorforge.catalog.increments import ChangedChunks, ContentCache, IncrementPolicy
 from tensorforge.catalog.manager import CheckpointManager
 from tensorforge.catalog.pending import PendingSave
+from tensorforge.catalog.stored_records import (
+    prefix_of,
+    stored_size,
+    with_record,
+)
 from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.format.manifest import CheckpointManifest
 from tensorforge.checkpoint.options import (
@@ -53,6 +52,7 @@ from tensorforge.errors import (
     NotFoundError,
     TensorForgeError,
 )
+from tensorforge.processes import ProcessIdentity
 
 if TYPE_CHECKING:
     from tensorforge.checkpoint.api import DistributedCheckpoint
@@ -64,7 +64,7 @@ _UNUSABLE = (CheckpointErrorType.CORRUPTED_CHECKPOINT, CheckpointErrorType.INCOM
 
 @dataclass(frozen=True, slots=True)
 class _Decision:
-    """What rank 0 tells the others: the record to save or restore, or why there is none."""
+    """A message of rank 0 to the others: the record to save or restore, or the error of rank 0."""
 
     record: CheckpointRecord | None
     parent: str | None = None
@@ -73,7 +73,7 @@ class _Decision:
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """What was restored, how long that took, and which checkpoints turned out to be damaged on the way."""
+    """The restored record, the result and duration of the load, and the ids of damaged checkpoints it met."""
 
     record: CheckpointRecord
     result: CheckpointLoadResult
@@ -82,10 +82,10 @@ class Restored:
 
 
 class RunCheckpoints:
-    """Saves and restores one run. On several ranks each has one; only rank 0 needs the catalog.
+    """Saves and restores one run. Every rank has one; only rank 0 needs the catalog.
 
-    `increments` turns on incremental checkpoints and says how far they go; without it every one is full.
-    `manager` should remove files from the same store (`remover(store)`), so that `gc` can delete.
+    `increments` turns on incremental checkpoints; with `None` every checkpoint is full. Make the `manager` with
+    `remover(store)` for the same store, so that deletions remove the files.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class RunCheckpoints:
         self._store = checkpoint.storage
         self._coordinator = coordinator or SingleProcess()
         self._increments = increments
-        self._memory = ContentMemory(increments.base_memory if increments else 0)
+        self._cache = ContentCache(increments.base_memory if increments else 0)
         self._compaction: threading.Thread | None = None
         self._pending: PendingSave | None = None
         self._is_first = self._coordinator.rank == 0
@@ -113,7 +113,7 @@ class RunCheckpoints:
         self.last_increment: ChangedChunks | None = None
 
     def sweep(self) -> upkeep.SweepReport:
-        """Settle what an earlier process of this run left unfinished; the first save or restore does it too."""
+        """Complete or delete unfinished saves of earlier processes; the first save or restore calls this."""
         self._is_swept = True
         if not self._is_first:
             return upkeep.SweepReport()
@@ -131,10 +131,10 @@ class RunCheckpoints:
         options: SaveOptions | None = None,
         progress: Progress | None = None,
     ) -> CheckpointRecord:
-        """Save, verify and record; the checkpoint is complete when this returns.
+        """Save, verify and record. The checkpoint is complete when this returns.
 
-        Without a type it is incremental where that is turned on and the chain has room, and full otherwise.
-        If it raises `CheckpointError`, neither files nor a live record are left.
+        Without a type the checkpoint is incremental if increments are on and the chain is not full. If this
+        raises `CheckpointError`, the files are removed and the record is deleted.
         """
         with self._saving(epoch, step, metrics, checkpoint_type, options) as (record, chosen):
             started = time.perf_counter()
@@ -154,9 +154,10 @@ class RunCheckpoints:
         options: SaveOptions | None = None,
         progress: Progress | None = None,
     ) -> PendingSave:
-        """Copy the state and return; it is saved, verified and recorded in the background.
+        """Copy the state, start to save, verify and record the copy in the background, and return.
 
-        When this returns, the state may change. A failure is raised by the result, or else by the next call.
+        When this returns, the caller may change the state. The error of the save is raised by the result, or
+        else by the next call.
         """
         with self._saving(epoch, step, metrics, checkpoint_type, options) as (record, chosen):
             started = time.perf_counter()
@@ -183,7 +184,7 @@ class RunCheckpoints:
         kind: CheckpointType | None,
         options: SaveOptions | None,
     ) -> Iterator[tuple[CheckpointRecord, SaveOptions]]:
-        """A record, and the options to save it by; if the block raises, the record goes."""
+        """Yields a new record and the options of its save; if the block raises, the record is deleted."""
         self._prepare()
         request = CreateCheckpointRequest(
             training_run_id=self.training_run_id, epoch=epoch, step=step, metrics=metrics or {}
@@ -210,7 +211,7 @@ class RunCheckpoints:
         step: int,
         metrics: Mapping[str, float] | None = None,
     ) -> CheckpointRecord:
-        """Save in haste before the process ends: what changed since the last checkpoint, if there is one."""
+        """Save before the process ends; incremental if increments are on and there is a parent."""
         return self.save(
             model,
             optimizer,
@@ -228,10 +229,10 @@ class RunCheckpoints:
         criteria: RestoreCriteria | None = None,
         options: LoadOptions | None = None,
     ) -> Restored:
-        """Load the best checkpoint that meets the criteria, all of the run by default.
+        """Load the best checkpoint that meets the criteria; by default the best of the run.
 
-        One that turns out to be damaged is marked as corrupted, and the next best is taken.
-        `NotFoundError` if none is left.
+        A damaged checkpoint is marked as corrupted, and the next best one is loaded. `NotFoundError` if none
+        is left.
         """
         self._prepare()
         wanted = criteria or RestoreCriteria(training_run_id=self.training_run_id)
@@ -254,13 +255,14 @@ class RunCheckpoints:
             return Restored(record, result, seconds, tuple(damaged))
 
     def compact(self, checkpoint_id: str) -> CheckpointRecord:
-        """Rewrite the end of a chain so that it stands alone; on rank 0."""
+        """Make the last checkpoint of a chain self-contained. Only rank 0 calls this."""
         return compact(self._catalog, self._store, checkpoint_id)
 
     def wait(self) -> None:
-        """Wait for what goes on in the background, and raise the error of a save unless somebody has seen it.
+        """Wait for a save and a compaction in the background.
 
-        A compaction that failed has changed nothing and is logged.
+        The error of the save is raised unless its result has raised it already. The error of a compaction,
+        which has then changed nothing, is logged.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -270,7 +272,7 @@ class RunCheckpoints:
             thread.join()
 
     def close(self) -> None:
-        """Wait for what goes on in the background; catalog and checkpoint stay open, they are the caller's."""
+        """Wait like `wait`. The catalog and the `DistributedCheckpoint` stay open; the caller closes them."""
         self.wait()
 
     def __enter__(self) -> Self:
@@ -292,11 +294,13 @@ class RunCheckpoints:
     @property
     def _catalog(self) -> CheckpointManager:
         if self._manager is None:
-            raise ConflictError(f"rank {self._coordinator.rank} has no catalog; rank 0 has")
+            raise ConflictError(
+                f"rank {self._coordinator.rank} has no catalog; call this on rank 0"
+            )
         return self._manager
 
     def _agree(self, decide: Callable[[], _Decision]) -> _Decision:
-        """Rank 0 decides, the others are told, its failures included."""
+        """Rank 0 decides and sends the decision, or its error, to the others."""
         if not self._is_first:
             return decode(
                 json.loads(self._coordinator.broadcast(None, _AGREEMENT_SECONDS)), _Decision
@@ -304,12 +308,12 @@ class RunCheckpoints:
         try:
             decision = decide()
         except Exception as error:
-            self._tell(_Decision(None, error=str(error)))
+            self._send(_Decision(None, error=str(error)))
             raise
-        self._tell(decision)
+        self._send(decision)
         return decision
 
-    def _tell(self, decision: _Decision) -> None:
+    def _send(self, decision: _Decision) -> None:
         self._coordinator.broadcast(json.dumps(encode(decision)).encode(), _AGREEMENT_SECONDS)
 
     def _begin(self, request: CreateCheckpointRequest, kind: CheckpointType | None) -> _Decision:
@@ -318,7 +322,7 @@ class RunCheckpoints:
             parent = self._usable_parent(request, self._increments)
         if kind is CheckpointType.INCREMENTAL and parent is None:
             raise ConflictError(
-                f"run {self.training_run_id!r} has nothing to build an incremental checkpoint on: "
+                f"run {self.training_run_id!r} has no parent for an incremental checkpoint: "
                 "increments are turned off, the chain is full, or there is no checkpoint yet"
             )
         if kind is not CheckpointType.EMERGENCY:
@@ -328,7 +332,7 @@ class RunCheckpoints:
             checkpoint_type=kind,
             parent_id=None if parent is None else parent.checkpoint_id,
         )
-        record = self._catalog.create(asked, note=owner_of_this_process())
+        record = self._catalog.create(asked, note=ProcessIdentity.current().to_text())
         return _Decision(record, None if parent is None else parent.storage_path)
 
     def _usable_parent(
@@ -358,12 +362,12 @@ class RunCheckpoints:
         if parent is not None and self._increments is not None:
             manifest = store_index.read_manifest(self._store, parent)
             self.last_increment = ChangedChunks(
-                self._store, manifest, self._increments, self._memory
+                self._store, manifest, self._increments, self._cache
             )
         return replace(
             options,
             checkpoint_prefix=prefix_of(record.training_run_id, record.checkpoint_id),
-            custom_metadata=described(record, options.custom_metadata),
+            custom_metadata=with_record(options.custom_metadata, record),
             increment=self.last_increment,
         )
 
@@ -372,10 +376,9 @@ class RunCheckpoints:
             return
         try:
             self._catalog.delete(record.checkpoint_id, reason=f"its save failed: {error}")
-        except (
-            TensorForgeError
-        ) as problem:  # the save's own error matters more; a sweep comes later
-            _LOG.warning("record %s remains for the sweep: %s", record.checkpoint_id, problem)
+        except TensorForgeError as problem:
+            # The caller gets the error of the save itself; the next sweep deletes the record.
+            _LOG.warning("record %s stays until the next sweep: %s", record.checkpoint_id, problem)
 
     def _finish(self, record: CheckpointRecord, seconds: float) -> CheckpointRecord:
         prefix = prefix_of(record.training_run_id, record.checkpoint_id)
@@ -383,9 +386,7 @@ class RunCheckpoints:
         try:
             self._verify_own(manifest)
         except CheckpointError as error:
-            self._catalog.delete(
-                record.checkpoint_id, reason=f"damaged while it was saved: {error}"
-            )
+            self._catalog.delete(record.checkpoint_id, reason=f"damaged during the save: {error}")
             raise
         size = stored_size(self._store, manifest)
         verified = self._catalog.now()
@@ -394,7 +395,7 @@ class RunCheckpoints:
         return done
 
     def _verify_own(self, manifest: CheckpointManifest) -> None:
-        """Read back what this save wrote; what it refers to was verified when it was written."""
+        """Read and verify the files of this save; other files it refers to were verified by their saves."""
         CheckpointValidator(self._store, [EveryByteIsIntact(only_own=True)]).validate_manifest(
             manifest
         ).raise_if_invalid()
@@ -404,7 +405,7 @@ class RunCheckpoints:
         if record is None:
             tried = f"; damaged: {', '.join(damaged)}" if damaged else ""
             raise NotFoundError(
-                f"run {criteria.training_run_id!r} has no checkpoint that could be restored{tried}"
+                f"run {criteria.training_run_id!r} has no checkpoint that can be restored{tried}"
             )
         return _Decision(record)
 
@@ -429,7 +430,7 @@ class RunCheckpoints:
             try:
                 compact(self._catalog, self._store, record.checkpoint_id)
             except TensorForgeError as error:
-                _LOG.warning("checkpoint %s stays in its chain: %s", record.checkpoint_id, error)
+                _LOG.warning("checkpoint %s was not compacted: %s", record.checkpoint_id, error)
 
         name = f"compact {record.checkpoint_id}"
         self._compaction = threading.Thread(target=work, name=name, daemon=True)
@@ -438,9 +439,9 @@ class RunCheckpoints:
 
 def _required(decision: _Decision) -> CheckpointRecord:
     if decision.record is None:
-        raise CheckpointError(
-            f"rank 0 could not go on: {decision.error}", "", CheckpointErrorType.UNKNOWN
-        )
+        raise CheckpointError(f"rank 0 failed: {decision.error}", "", CheckpointErrorType.UNKNOWN)
     if decision.record.state is CheckpointState.DELETED:
-        raise ConflictError(f"checkpoint {decision.record.checkpoint_id!r} was deleted meanwhile")
+        raise ConflictError(
+            f"checkpoint {decision.record.checkpoint_id!r} was deleted in the meantime"
+        )
     return decision.record

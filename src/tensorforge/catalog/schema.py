@@ -1,7 +1,7 @@
-"""The catalog's tables, the same on SQLite and PostgreSQL, and the way between rows and records.
+"""The tables of the catalog, for SQLite and PostgreSQL, and the conversion between rows and records.
 
-Times are whole microseconds since 1970, which both databases keep exactly. Metrics are JSON text, because
-the databases' own JSON types refuse NaN.
+Times are whole microseconds since 1970, which both databases store exactly. Metrics are JSON text, because
+the JSON types of the databases do not accept NaN.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ _TYPES = {kind.value: kind for kind in CheckpointType}
 
 
 def to_microseconds(moment: datetime) -> int:
-    """Whole microseconds since 1970."""
+    """The whole microseconds from 1970 to a time."""
     return (moment - _EPOCH) // _MICROSECOND
 
 
@@ -70,7 +70,7 @@ def from_microseconds(value: int) -> datetime:
 
 
 def to_row(record: CheckpointRecord) -> dict[str, Any]:
-    """The columns of a record that is not deleted."""
+    """The columns of a record; it must not be deleted."""
     verified = record.verified_at
     return {
         "checkpoint_id": record.checkpoint_id,
@@ -92,8 +92,8 @@ def to_row(record: CheckpointRecord) -> dict[str, Any]:
 
 
 def from_row(row: sa.Row[Any]) -> CheckpointRecord:
-    """The record that a row of `CHECKPOINTS`, all columns in their order, holds."""
-    # Taken apart by position, which is far faster than asking the row for each column by name.
+    """The record of a row that has all columns of `CHECKPOINTS` in order."""
+    # Columns are taken by position, which is far faster than by name.
     name, run, epoch, step, kind, state, size, created, parent, *rest = tuple(row)
     metrics, path, verified, note = rest[:4]
     return CheckpointRecord(
@@ -114,5 +114,5 @@ def from_row(row: sa.Row[Any]) -> CheckpointRecord:
 
 
 def encode_metrics(metrics: Mapping[str, float]) -> str:
-    """Metrics as text; NaN and the infinities survive."""
+    """Metrics as JSON text; NaN and the infinities are allowed."""
     return json.dumps({name: float(value) for name, value in metrics.items()})

@@ -1,38 +1,38 @@
-"""Keeping catalog and store in step: after a crash, after damage, after the loss of the database.
+"""Keeps catalog and store consistent: after a crash, after damage, after the loss of the database.
 
-What is true is what the manifests say. Starts without torch.
+If catalog and manifests disagree, the manifests are right. Imports no torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import datetime
+from datetime import UTC, datetime
 
 from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState, CheckpointType
 from tensorforge.catalog.compaction import sweep_compactions
-from tensorforge.catalog.incremental_store import (
-    owner_is_gone,
+from tensorforge.catalog.manager import CheckpointManager
+from tensorforge.catalog.stored_records import (
     prefix_of,
     record_in,
     run_and_id_of,
     stored_size,
+    writer_has_ended,
 )
-from tensorforge.catalog.manager import CheckpointManager
 from tensorforge.checkpoint import store_index
-from tensorforge.checkpoint.format.manifest import SUFFIX, CheckpointManifest
 from tensorforge.checkpoint.options import Progress
 from tensorforge.checkpoint.validator import (
     CheckpointValidator,
     EveryByteIsIntact,
     ValidationReport,
 )
-from tensorforge.errors import AlreadyExistsError, CheckpointError, ConflictError, NotFoundError
+from tensorforge.errors import AlreadyExistsError, CheckpointError, ConflictError
+from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.blobs import BlobInfo, BlobStore
 
 
 @dataclass(frozen=True, slots=True)
 class SweepReport:
-    """What was done about saves that never ended: ids that were completed after all, or deleted."""
+    """What a sweep did with the records of crashed saves: the ids that it completed and those it deleted."""
 
     completed: tuple[str, ...] = ()
     deleted: tuple[str, ...] = ()
@@ -40,7 +40,7 @@ class SweepReport:
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """What a rebuild found: ids entered, ids entered as corrupted, prefixes that tell of no record."""
+    """What a rebuild found: ids added, ids added as corrupted, prefixes of manifests without a record."""
 
     adopted: tuple[str, ...] = ()
     corrupted: tuple[str, ...] = ()
@@ -53,22 +53,31 @@ def sweep(
     now: datetime | None = None,
     training_run_id: str | None = None,
 ) -> SweepReport:
-    """Settle the records of saves whose process ended in between, in one run or in all.
+    """Complete or delete the records of saves whose process has ended, in one run or in all.
 
-    If the manifest was committed, so is the checkpoint. If not, record and files go.
+    A save whose manifest was committed is completed. The record and the files of any other are deleted.
     """
-    store_index.sweep(store, now)
-    sweep_compactions(store)
+    moment = now or datetime.now(UTC)
+    store_index.sweep(store, moment)
+    sweep_compactions(store, moment)
     manager.remove_deleted_files()
     runs = [run.training_run_id for run in manager.list_runs()]
     completed: list[str] = []
     deleted: list[str] = []
     for run in runs if training_run_id is None else [training_run_id]:
         for record in manager.list_for_run(run):
-            if record.state is CheckpointState.CREATING and owner_is_gone(record.note):
+            if _is_crashed_save(record, moment):
                 settled = _settle(manager, store, record)
                 (completed if settled else deleted).append(record.checkpoint_id)
     return SweepReport(tuple(completed), tuple(deleted))
+
+
+def _is_crashed_save(record: CheckpointRecord, now: datetime) -> bool:
+    """Whether the process in the note of a record that is being created has ended."""
+    process = ProcessIdentity.from_text(record.note)
+    if record.state is not CheckpointState.CREATING or process is None:
+        return False
+    return writer_has_ended(process, record.created_at, now)
 
 
 def _settle(manager: CheckpointManager, store: BlobStore, record: CheckpointRecord) -> bool:
@@ -78,7 +87,7 @@ def _settle(manager: CheckpointManager, store: BlobStore, record: CheckpointReco
         CheckpointValidator(store).validate_manifest(manifest).raise_if_invalid()
         manager.complete(record.checkpoint_id, stored_size(store, manifest), prefix)
     except (CheckpointError, ConflictError):
-        reason = "its save ended in between"
+        reason = "its process ended during the save"
         manager.delete(record.checkpoint_id, cascade=True, reason=reason)
         return False
     return True
@@ -90,17 +99,12 @@ def verify(
     checkpoint_id: str,
     progress: Progress | None = None,
 ) -> ValidationReport:
-    """Read every byte of a complete checkpoint, those of its chain included, and remember the outcome.
+    """Read every byte of a complete checkpoint and of its chain, and record the outcome in the catalog.
 
-    An intact one is verified from now on; a damaged one is corrupted, and those that build on it with it.
+    An intact checkpoint is marked as verified. A damaged one is marked as corrupted, and so are those that
+    build on it.
     """
-    record = manager.get(checkpoint_id)
-    if record is None:
-        raise NotFoundError(f"the catalog has no checkpoint {checkpoint_id!r}")
-    if record.state is not CheckpointState.COMPLETE:
-        raise ConflictError(
-            f"checkpoint {checkpoint_id!r} is {record.state.value}; only a complete one can be verified"
-        )
+    record = manager.require_complete(checkpoint_id, "verified")
     report = CheckpointValidator(store, [EveryByteIsIntact(progress)]).validate(record.storage_path)
     if report.is_valid:
         manager.mark_verified(checkpoint_id)
@@ -110,17 +114,14 @@ def verify(
 
 
 def rebuild(manager: CheckpointManager, store: BlobStore) -> RebuildReport:
-    """Enter every checkpoint of a store that the catalog does not know, from the manifests alone.
+    """Add every checkpoint of a store that the catalog does not know, from the manifests alone.
 
-    A manifest that cannot be read, or whose files are not there, is entered as corrupted.
+    A checkpoint whose manifest cannot be read, or whose files are missing, is added as corrupted.
     """
     adopted: list[str] = []
     corrupted: list[str] = []
     foreign: list[str] = []
-    for blob in store.list():
-        if not blob.key.endswith(SUFFIX):
-            continue
-        prefix = blob.key.removesuffix(SUFFIX)
+    for prefix, blob in store_index.manifest_blobs(store):
         record = _record_at(store, blob, prefix)
         if record is None:
             foreign.append(prefix)
@@ -164,14 +165,3 @@ def _unreadable(blob: BlobInfo, prefix: str, reason: str) -> CheckpointRecord | 
         storage_path=prefix,
         note=reason,
     )
-
-
-def orphans(store: BlobStore) -> list[str]:
-    """Keys in a store that belong to no checkpoint and to no save or deletion that is going on."""
-    manifests = {manifest.prefix: manifest for manifest in store_index.manifests(store)}
-    own = {key for manifest in manifests.values() for key in _keys_of(manifest)}
-    return [blob.key for blob in store.list() if blob.key not in own]
-
-
-def _keys_of(manifest: CheckpointManifest) -> list[str]:
-    return [manifest.key, *manifest.own_keys()]

@@ -1,11 +1,14 @@
-"""Distributed checkpoints: saved whole or not at all, proven intact, loadable by any number of ranks.
+"""Distributed checkpoints: complete or absent, verified byte by byte, loadable by any number of ranks.
 
-    pure          boxes, dtypes, formats, manifest, layout, assignment, planning, resharding, trees
-    bytes         chunks (verified bytes out of files), codecs, validator, shelf (what is in a store)
-    with torch    tensors, state, optimizers, held, image, staging, writer, reader, targets
-    together      coordinators, agreement, saving, loading, api
+The way of a tensor to disk: `api` receives the model; `model_state` and `tensors` describe it as named boxes.
+`save.saving` runs the protocol between the ranks. `save.assignment` and `save.write_plan` decide which rank
+writes which box into which file; `save.staging` copies; `save.shard_writer` writes; the manifest commits.
 
-Importing this package imports neither torch nor numpy; the names that need them come when they are asked for.
+The way back, on any number of ranks: `load.loading` chooses a checkpoint; `load.targets` matches it with the
+model; `load.resharding` plans the reads; `load.tensor_reader` and `load.chunk_source` read and verify chunks.
+
+`format` defines manifest and files, `ranks` the messages between ranks; `store_index` lists and deletes.
+Importing this package imports neither torch nor numpy; names that need them are imported at first use.
 """
 
 from __future__ import annotations
@@ -13,7 +16,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from tensorforge.checkpoint.factory import create_storage
 from tensorforge.checkpoint.faults import FaultToleranceHandler
 from tensorforge.checkpoint.format.formats import CheckpointFormat, CompressionLevel
 from tensorforge.checkpoint.format.manifest import CheckpointManifest, ShardData, TensorMetadata
@@ -28,6 +30,7 @@ from tensorforge.checkpoint.options import (
     SaveOptions,
     Stateful,
     StorageOptions,
+    create_storage,
 )
 from tensorforge.checkpoint.ranks.coordinators import (
     DistributedCoordinator,

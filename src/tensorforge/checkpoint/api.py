@@ -1,4 +1,4 @@
-"""Saving and loading the state of a training run, from one process or many."""
+"""`DistributedCheckpoint`: saves and loads the state of a training run, from one process or many."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ from types import TracebackType
 from typing import Self, TypeVar
 
 from tensorforge.checkpoint import optimizers, store_index
-from tensorforge.checkpoint.factory import create_storage
 from tensorforge.checkpoint.faults import FaultToleranceHandler, as_checkpoint_error
 from tensorforge.checkpoint.load.loading import Loader
-from tensorforge.checkpoint.model_state import Captured, random_state
+from tensorforge.checkpoint.model_state import CapturedState, random_state
 from tensorforge.checkpoint.options import (
     CheckpointInfo,
     CheckpointLoadResult,
@@ -23,10 +22,11 @@ from tensorforge.checkpoint.options import (
     SaveOptions,
     Stateful,
     StorageOptions,
+    create_storage,
 )
-from tensorforge.checkpoint.parallel import Guard
+from tensorforge.checkpoint.parallel import BackgroundResult, Deadline
 from tensorforge.checkpoint.ranks.coordinators import DistributedCoordinator
-from tensorforge.checkpoint.save.saving import Committed, Saver, Ticket
+from tensorforge.checkpoint.save.saving import Committed, SaveInProgress, Saver
 from tensorforge.checkpoint.save.staging import StagingArea
 from tensorforge.checkpoint.validator import CheckpointValidator
 from tensorforge.errors import CheckpointErrorType
@@ -36,58 +36,35 @@ Result = TypeVar("Result")
 
 
 class StaleSaveWarning(UserWarning):
-    """What was saved is equal to the save before: probably the state never reached the checkpoint."""
+    """Two consecutive saves are equal: probably the caller saves an object that is not the one in training."""
 
 
 class SaveHandle:
-    """A save that goes on in the background. The state may change; the result is still to come."""
+    """A save in the background. The state was copied, so the caller may change it."""
 
     def __init__(self, prefix: str, work: Callable[[], str]) -> None:
         self.prefix = prefix
-        self._error: BaseException | None = None
-        self._surfaced = False
-        self._finished = threading.Event()
-        self._thread = threading.Thread(
-            target=self._run, args=(work,), name=f"save {prefix}", daemon=True
-        )
-        self._thread.start()
-
-    def _run(self, work: Callable[[], str]) -> None:
-        try:
-            work()
-        except BaseException as error:  # noqa: BLE001  raised by whoever asks
-            self._error = error
-        finally:
-            self._finished.set()
+        self._result = BackgroundResult(f"saving {prefix}", work)
 
     @property
     def is_done(self) -> bool:
-        """Whether it has succeeded or failed."""
-        return self._finished.is_set()
+        """Whether the save has succeeded or failed."""
+        return self._result.is_done
 
     def result(self, timeout: float | None = None) -> str:
-        """Wait for the end and return the prefix, or raise what went wrong; `TimeoutError` if it goes on."""
-        if not self._finished.wait(timeout):
-            raise TimeoutError(f"{self.prefix} is still being saved after {timeout} seconds")
-        self._thread.join()
-        if self._error is not None:
-            self._surfaced = True
-            raise self._error
-        return self.prefix
+        """Wait for the save; return its prefix or raise its error. `TimeoutError` after `timeout` seconds."""
+        return self._result.get(timeout)
 
     def settle(self) -> None:
-        """Wait for the end; raise its error unless somebody has seen it."""
-        self._finished.wait()
-        self._thread.join()
-        if self._error is not None and not self._surfaced:
-            self.result()
+        """Wait for the save; raise its error unless `result` has raised it already."""
+        self._result.settle()
 
 
 class DistributedCheckpoint:
-    """Checkpoints of one group of ranks in one store. Every rank has one and calls it in the same order.
+    """Checkpoints of one group of ranks in one store. All ranks call the same methods in the same order.
 
-    `timeout` (seconds) bounds every call that does not bring its own. A failed save in the background is raised
-    by its handle, or else by the next call. Use as a context manager, or `close` at the end.
+    `timeout` (seconds) applies to each call whose options have none. The error of a save in the background is
+    raised by its handle, or else by the next call. Use as a context manager, or call `close` at the end.
     """
 
     def __init__(
@@ -106,7 +83,7 @@ class DistributedCheckpoint:
         self._saver = Saver(coordinator, self.storage, faults)
         self._loader = Loader(coordinator, self.storage, faults, self._validator)
         self._timeout = timeout
-        self._area = StagingArea()
+        self._staging = StagingArea()
         self._pending: SaveHandle | None = None
         self._last_content = ""
 
@@ -114,7 +91,7 @@ class DistributedCheckpoint:
     def create(
         cls, coordinator: DistributedCoordinator, options: CheckpointOptions | None = None
     ) -> Self:
-        """Make one from options: storage, retries, checkers and the default timeout."""
+        """Make a `DistributedCheckpoint` from options: storage, retries, checkers, default timeout."""
         chosen = options or CheckpointOptions()
         storage = create_storage(chosen.storage)
         return cls(
@@ -134,17 +111,17 @@ class DistributedCheckpoint:
         progress: Progress | None = None,
         cancel: threading.Event | None = None,
     ) -> str:
-        """Save, durably, and return the checkpoint's prefix.
+        """Save durably and return the checkpoint's prefix.
 
-        When this returns, the checkpoint exists and survives a power cut. When it raises
-        `CheckpointError`, it does not exist, on any rank, and nothing of it is left behind.
+        When this returns, the checkpoint exists and survives a power cut. When this raises
+        `CheckpointError`, there is no checkpoint for any rank, and the files of this attempt are removed.
         """
         chosen = options or SaveOptions()
         self._settle()
-        guard = self._guard(chosen.timeout, cancel)
+        deadline = Deadline(chosen.timeout or self._timeout, cancel)
         with _failing_as(CheckpointErrorType.SAVE_FAILED, chosen.checkpoint_prefix, "saving"):
-            ticket = self._saver.plan(self._capturing(model, optimizer, chosen), chosen, guard)
-            committed = self._saver.write(ticket, guard, progress)
+            save = self._saver.plan(self._capturing(model, optimizer, chosen), chosen, deadline)
+            committed = self._saver.write(save, deadline, progress)
         self._note_content(committed)
         return committed.prefix
 
@@ -157,27 +134,27 @@ class DistributedCheckpoint:
         progress: Progress | None = None,
         cancel: threading.Event | None = None,
     ) -> SaveHandle:
-        """Copy the state and return; the copy is saved in the background.
+        """Copy the state, start saving the copy in the background, and return.
 
-        When this returns, the state may change. The copy lives in memory that is kept for the next time.
+        When this returns, the caller may change the state. The memory of the copy is reused by the next call.
         """
         chosen = options or SaveOptions()
         self._settle()
-        guard = self._guard(chosen.timeout, cancel)
+        deadline = Deadline(chosen.timeout or self._timeout, cancel)
         with _failing_as(CheckpointErrorType.SAVE_FAILED, chosen.checkpoint_prefix, "saving"):
-            ticket = self._saver.plan(self._capturing(model, optimizer, chosen), chosen, guard)
-            self._saver.stage(ticket, self._area, guard)
-            if ticket.failure is not None:
-                self._saver.write(ticket, guard, progress)
+            save = self._saver.plan(self._capturing(model, optimizer, chosen), chosen, deadline)
+            self._saver.stage(save, self._staging, deadline)
+            if save.failure is not None:
+                self._saver.write(save, deadline, progress)
         self._pending = SaveHandle(
-            ticket.intent.prefix, lambda: self._finish(ticket, guard, progress)
+            save.claim.prefix, lambda: self._finish(save, deadline, progress)
         )
         return self._pending
 
-    def _finish(self, ticket: Ticket, guard: Guard, progress: Progress | None) -> str:
-        prefix = ticket.intent.prefix
+    def _finish(self, save: SaveInProgress, deadline: Deadline, progress: Progress | None) -> str:
+        prefix = save.claim.prefix
         with _failing_as(CheckpointErrorType.SAVE_FAILED, prefix, "saving in the background"):
-            committed = self._saver.write(ticket, guard, progress)
+            committed = self._saver.write(save, deadline, progress)
         self._note_content(committed)
         return committed.prefix
 
@@ -194,37 +171,37 @@ class DistributedCheckpoint:
         progress: Progress | None = None,
         cancel: threading.Event | None = None,
     ) -> CheckpointLoadResult:
-        """Load into a model and an optimizer that exist, whatever the number of ranks was.
+        """Load into an existing model and optimizer; the number of ranks may differ from that of the save.
 
-        Every byte is verified. Without a prefix, a damaged checkpoint is passed over for the newest intact
-        one, with a warning. If this raises, the model's values are undefined.
+        Every byte is verified. Without a prefix this loads the newest intact checkpoint, with a warning if a
+        newer one is damaged. If this raises, the values of the model are undefined.
         """
         chosen = options or LoadOptions()
         self._settle()
-        guard = self._guard(chosen.timeout, cancel)
+        deadline = Deadline(chosen.timeout or self._timeout, cancel)
         with _failing_as(CheckpointErrorType.LOAD_FAILED, chosen.checkpoint_prefix, "loading"):
-            return self._loader.load(model, optimizer, chosen, guard, progress)
+            return self._loader.load(model, optimizer, chosen, deadline, progress)
 
     def list_checkpoints(self) -> list[CheckpointInfo]:
         """All checkpoints in the store, oldest first."""
         return store_index.list_checkpoints(self.storage)
 
     def delete_checkpoint(self, checkpoint_prefix: str) -> None:
-        """Remove a checkpoint; called on one rank, or on all, where rank 0 does it."""
+        """Delete a checkpoint. Any number of ranks may call this; rank 0 deletes."""
         self._settle()
         if self._coordinator.rank == 0:
             store_index.delete_checkpoint(self.storage, checkpoint_prefix)
 
     def wait(self) -> None:
-        """Wait for the save in the background, and raise its error unless somebody has seen it."""
+        """Wait for the save in the background; raise its error unless its handle has raised it already."""
         self._settle()
 
     def close(self) -> None:
-        """Wait for the save in the background and let go of the storage."""
+        """Wait for the save in the background, then close the storage and free the memory of copies."""
         try:
             self._settle()
         finally:
-            self._area.close()
+            self._staging.close()
             self.storage.close()
 
     def __enter__(self) -> Self:
@@ -243,14 +220,11 @@ class DistributedCheckpoint:
         if pending is not None:
             pending.settle()
 
-    def _guard(self, timeout: float | None, cancel: threading.Event | None) -> Guard:
-        return Guard(self._timeout if timeout is None else timeout, cancel)
-
     def _capturing(
         self, model: Stateful, optimizer: Stateful | None, options: SaveOptions
-    ) -> Callable[[], Captured]:
-        def capture() -> Captured:
-            captured = Captured()
+    ) -> Callable[[], CapturedState]:
+        def capture() -> CapturedState:
+            captured = CapturedState()
             model_state = model.state_dict()
             captured.add("model", model_state)
             if optimizer is not None and options.include_optimizer:
@@ -266,7 +240,8 @@ class DistributedCheckpoint:
         self._last_content = committed.content
         if stale and self._coordinator.rank == 0:
             warnings.warn(
-                f"{committed.prefix} holds exactly what was saved before it: is the right state saved?",
+                f"{committed.prefix} equals the checkpoint saved before it; "
+                "check that the model in training is the one that is saved",
                 StaleSaveWarning,
                 stacklevel=3,
             )

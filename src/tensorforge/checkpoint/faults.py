@@ -1,4 +1,4 @@
-"""What to do when something fails: try again what may be tried again, undo the rest, name the kind."""
+"""Failures of saves and loads: repeat what may be repeated, undo the rest, and classify the error."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ class FaultToleranceHandler:
         self.retry_policy = retry_policy or RetryPolicy()
 
     def execute_with_retry(self, operation: Callable[[], Result]) -> Result:
-        """Run an operation that may be repeated; only errors that are marked retryable are."""
+        """Run an operation, and run it again after an error that is marked as retryable."""
         return self.retry_policy.run(operation)
 
     def rollback(self, checkpoint: str) -> None:
-        """Remove every trace of a checkpoint, given by prefix or by its manifest's key."""
+        """Remove all files of a checkpoint, given by its prefix or by the key of its manifest."""
         prefix = checkpoint.removesuffix(SUFFIX)
-        self.execute_with_retry(lambda: store_index.erase(self.storage, prefix))
+        self.execute_with_retry(lambda: store_index.delete_files(self.storage, prefix))
 
     def commit(self, manifest: CheckpointManifest) -> None:
-        """Store a manifest under its new key.
+        """Store a manifest under a key that must be new.
 
-        Creating is not repeatable as it is: an attempt whose answer was lost may have succeeded. So when the
-        key turns out to be taken, the content decides whose it is.
+        An attempt whose answer was lost may have succeeded. So a key that is taken is an error only if its
+        content is not this manifest.
         """
         document = encode_manifest(manifest)
 
@@ -69,7 +69,7 @@ class FaultToleranceHandler:
 
 
 def classify(error: BaseException, otherwise: CheckpointErrorType) -> CheckpointErrorType:
-    """Which kind of checkpoint error another error is."""
+    """The kind of checkpoint error that describes `error`; `otherwise` if none is more specific."""
     if isinstance(error, CheckpointError):
         return error.type
     if isinstance(error, DeadlineExceededError):
@@ -84,7 +84,7 @@ def classify(error: BaseException, otherwise: CheckpointErrorType) -> Checkpoint
 def as_checkpoint_error(
     error: BaseException, path: str, otherwise: CheckpointErrorType, what: str
 ) -> CheckpointError:
-    """The same failure as a `CheckpointError`."""
+    """The same failure as a `CheckpointError`; one that is a `CheckpointError` already is returned as it is."""
     if isinstance(error, CheckpointError):
         return error
     return CheckpointError(f"{what}: {error}", path, classify(error, otherwise))

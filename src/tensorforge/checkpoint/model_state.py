@@ -1,4 +1,4 @@
-"""From models, optimizers and random generators to trees and tensors, and back."""
+"""Separates a state dictionary into a JSON tree and tensors, and joins them again; saves random generators."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from typing import Any
 import numpy as np
 import torch
 
-from tensorforge.checkpoint.format.dtypes import TORCH_NAMES
+from tensorforge.checkpoint.format.boxes import TensorBox
 from tensorforge.checkpoint.format.file_layout import MODEL, OPTIMIZER, RANDOM
+from tensorforge.checkpoint.format.formats import TORCH_NAMES
 from tensorforge.checkpoint.format.state_trees import Json, encode_tree
-from tensorforge.checkpoint.save.assignment import Holding
 from tensorforge.checkpoint.tensors import LocalTensor, describe, is_tensor
 from tensorforge.errors import EncodingError, InvalidInputError
 
 _CLASHING = tuple(f"{MODEL}{taken}" for taken in (OPTIMIZER, RANDOM, "__metadata__"))
-"""In a file a model's tensors have their plain names; these would be mistaken for something else."""
+"""Files name a model's tensors without `MODEL`; these names would be taken for other tensors there."""
 
 
 @dataclass(slots=True)
-class Captured:
-    """A state taken apart: trees without tensors, and the tensors by name.
+class CapturedState:
+    """A state as JSON trees with names in place of tensors, and the tensors by name.
 
-    `ties` are names of tensors whose memory already has another name (tied weights): name → first name.
+    `sources` are the tensors as the caller passed them. `ties` are the further names of tensors that share
+    memory (tied weights): name → first name.
     """
 
     trees: dict[str, Json] = field(default_factory=dict)
@@ -36,7 +37,7 @@ class Captured:
     _by_memory: dict[Any, str] = field(default_factory=dict)
 
     def add(self, kind: str, state: Mapping[str, Any]) -> None:
-        """Take a state apart under the name `kind` (`model`, `optimizer`, `rng`)."""
+        """Add a state dictionary as `kind` (`model`, `optimizer` or `rng`)."""
 
         def leaf(value: object, where: str) -> Json | None:
             if is_tensor(value):
@@ -60,23 +61,23 @@ class Captured:
         self.sources[name] = value
         memory = local.memory()
         if memory is not None:
-            # The first name is the one that parameters and optimizers go by.
+            # The first name is the one by which parameters and optimizers refer to the tensor.
             kept = self._by_memory.setdefault((name.partition("/")[0], memory), name)
             if kept != name:
                 self.ties[name] = kept
         return name
 
-    def holdings(self) -> list[Holding]:
-        """What this rank holds, for the plan."""
+    def boxes(self) -> list[TensorBox]:
+        """The boxes of tensors that are in the memory of this rank."""
         return [
-            Holding(name, tensor.dtype, tensor.shape, box.offset, box.shape)
+            TensorBox(name, tensor.dtype, tensor.shape, box.offset, box.shape)
             for name, tensor in self.tensors.items()
-            for box, _ in tensor.parts
+            for box, _ in tensor.boxes
         ]
 
 
 def tree_reader(tensors: Mapping[str, Any]) -> Any:
-    """A reader for `decode_tree` that takes tensors from a dictionary."""
+    """A reader for `decode_tree` that looks tensors up in a dictionary."""
 
     def read(tag: str, value: Json, where: str) -> object:
         if tag in ("$tensor", "$array") and isinstance(value, str):
@@ -92,7 +93,7 @@ def tree_reader(tensors: Mapping[str, Any]) -> Any:
 
 
 def random_state() -> dict[str, Any]:
-    """The state of Python's, numpy's and torch's generators of this process."""
+    """The state of the random generators of Python, numpy and torch in this process."""
     version, numbers, gauss = random.getstate()
     kind, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
     state: dict[str, Any] = {
@@ -112,7 +113,7 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Put every generator back to where `random_state` found it."""
+    """Set every generator to a state that `random_state` returned."""
     python, numpy_state = state["python"], state["numpy"]
     numbers = tuple(int(number) for number in python["numbers"])
     random.setstate((python["version"], numbers, python["gauss"]))
@@ -131,9 +132,9 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
 
 def derive_random_state(digest: str, rank: int, world_size: int) -> None:
-    """Seed every generator from a checkpoint's random states for a rank of another world size.
+    """Seed every generator of a rank from the digest of a checkpoint that has another world size.
 
-    The same checkpoint, rank and world size always give the same stream, and no two ranks share one.
+    The same digest, rank and world size always give the same random numbers; every rank gets different ones.
     """
     text = f"{digest}/{rank}/{world_size}".encode()
     seed = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

@@ -1,4 +1,4 @@
-"""Optimizer state keyed by parameter name, so that it outlives another order, grouping or number of ranks.
+"""Optimizer state by parameter name, which stays valid if the order, the groups or the ranks change.
 
 {"groups": [{"lr": 0.1, …, "params": ["layer.weight", …]}], "state": {"layer.weight": {"exp_avg": …}}}
 """
@@ -17,20 +17,18 @@ from tensorforge.errors import InvalidInputError
 
 
 def is_keyed(optimizer: Stateful) -> bool:
-    """Whether the optimizer is torch's, with groups of parameters; others are saved as they are."""
+    """Whether the state can be saved by parameter name: torch optimizers can, others are saved as they are."""
     return isinstance(optimizer, torch.optim.Optimizer)
 
 
 def parameter_names(model: Stateful | None, optimizer: Any) -> dict[int, str]:
-    """Parameter (by identity) → name: the model's, else its place in the optimizer."""
+    """Id of a parameter → its name in the model, or else a name made from its position in the optimizer."""
     names: dict[int, str] = {}
     if isinstance(model, torch.nn.Module):
         names = {id(parameter): name for name, parameter in model.named_parameters()}
-    place = 0
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            names.setdefault(id(parameter), f"parameter-{place}")
-            place += 1
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    for position, parameter in enumerate(parameters):
+        names.setdefault(id(parameter), f"parameter-{position}")
     return names
 
 
@@ -39,8 +37,8 @@ def keyed_state(
 ) -> dict[str, Any]:
     """The optimizer's state by parameter name.
 
-    Where the model's state dict says that a parameter is a part of a larger tensor, so are the tensors of
-    its shape that the optimizer keeps for it.
+    If the model's state dict has a `TensorShard` for a parameter, optimizer tensors of the same shape become
+    the same box of a larger tensor.
     """
     saved = optimizer.state_dict()
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
@@ -54,12 +52,12 @@ def keyed_state(
             }
     groups = []
     for group, live in zip(saved["param_groups"], optimizer.param_groups, strict=True):
-        options = {key: value for key, value in group.items() if key not in _PLACES}
+        options = {key: value for key, value in group.items() if key not in _PARAMETERS}
         groups.append({**options, "params": [names[id(p)] for p in live["params"]]})
     return {"groups": groups, "state": state}
 
 
-_PLACES = ("params", "param_names")
+_PARAMETERS = ("params", "param_names")
 
 
 def _like_shard(value: Any, shard: Any) -> Any:
@@ -73,21 +71,22 @@ def _like_shard(value: Any, shard: Any) -> Any:
 
 
 def unwrap(value: Any) -> Any:
-    """The memory of a part of a tensor; anything else as it is."""
+    """The local tensor of a `TensorShard`; any other value as it is."""
     return value.tensor if isinstance(value, TensorShard) else value
 
 
-def target_for(
+def destination_for(
     shape: tuple[int, ...], dtype: torch.dtype, existing: Any, parameter: torch.Tensor, shard: Any
 ) -> Any:
-    """Where a saved tensor of an optimizer's state goes: what is there already, or new memory like it.
+    """The memory into which a saved tensor of the optimizer's state is loaded.
 
-    A tensor of the parameter's own shape lies as the parameter does (in parts, on its device).
+    This is the optimizer's existing tensor if that fits, and new memory otherwise. A tensor with the shape
+    of the parameter is sharded like the parameter and on the same device.
     """
     if isinstance(existing, torch.Tensor) and existing.dtype == dtype:
         wrapped = _like_shard(existing, shard)
-        whole = wrapped.global_shape if isinstance(wrapped, TensorShard) else existing.shape
-        if tuple(whole) == shape:
+        full_shape = wrapped.global_shape if isinstance(wrapped, TensorShard) else existing.shape
+        if tuple(full_shape) == shape:
             return wrapped
     if isinstance(shard, TensorShard) and shape == tuple(shard.global_shape):
         return _like_shard(torch.empty_like(shard.tensor, dtype=dtype), shard)
@@ -103,28 +102,28 @@ def target_for(
 def positional_state(
     saved: Mapping[str, Any], optimizer: Any, names: Mapping[int, str]
 ) -> dict[str, Any]:
-    """What `optimizer.load_state_dict` expects, from a state keyed by name."""
-    state, groups, place = {}, [], 0
+    """The state dictionary that `optimizer.load_state_dict` expects, from a state by parameter name."""
+    state, groups, position = {}, [], 0
     for number, live in enumerate(optimizer.param_groups):
-        held = [names[id(parameter)] for parameter in live["params"]]
-        source = _matching_group(saved["groups"], held, number)
-        current = {key: value for key, value in live.items() if key not in _PLACES}
+        members = [names[id(parameter)] for parameter in live["params"]]
+        source = _matching_group(saved["groups"], members, number)
+        current = {key: value for key, value in live.items() if key not in _PARAMETERS}
         options = {key: value for key, value in source.items() if key != "params"}
-        places = list(range(place, place + len(held)))
-        groups.append({**current, **options, "params": places})
-        for index, name in zip(places, held, strict=True):
+        positions = list(range(position, position + len(members)))
+        groups.append({**current, **options, "params": positions})
+        for index, name in zip(positions, members, strict=True):
             if name in saved["state"]:
                 values = saved["state"][name]
                 state[index] = {key: unwrap(value) for key, value in values.items()}
-        place += len(held)
+        position += len(members)
     return {"state": state, "param_groups": groups}
 
 
-def _matching_group(groups: list[Any], held: list[str], number: int) -> Any:
-    """The saved group whose options apply: the one that holds these parameters."""
-    if not held:
+def _matching_group(groups: list[Any], members: list[str], number: int) -> Any:
+    """The saved group whose options apply to group `number`: the one with the same parameters."""
+    if not members:
         return groups[number] if number < len(groups) else {}
-    candidates = [group for group in groups if set(held) & set(group["params"])]
+    candidates = [group for group in groups if set(members) & set(group["params"])]
     if len(candidates) == 1:
         return candidates[0]
     if not candidates:

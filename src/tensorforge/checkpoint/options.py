@@ -1,4 +1,4 @@
-"""What can be asked of a checkpoint, and what comes back."""
+"""The options of saving, loading and storage, the result of a load, and the store that options describe."""
 
 from __future__ import annotations
 
@@ -11,6 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from tensorforge.checkpoint.format.formats import CheckpointFormat, CompressionLevel
 from tensorforge.errors import ConfigurationError
 from tensorforge.resilience import RetryPolicy
+from tensorforge.storage.blobs import BlobStore
+from tensorforge.storage.opening import OPENERS, open_store
+from tensorforge.validation import member, one_of
 
 if TYPE_CHECKING:
     from tensorforge.checkpoint.format.manifest import CheckpointManifest
@@ -18,29 +21,31 @@ if TYPE_CHECKING:
     from tensorforge.checkpoint.validator import CompatibilityChecker, IntegrityChecker
 
 Progress = Callable[[int, int], None]
-"""Called with the bytes done so far and the bytes in total, from worker threads, one call at a time."""
+"""Called with the bytes done so far and in total. Threads call it, but never two at the same time."""
 
 RESHARDING_STRATEGIES = ("parallel", "sequential")
 
 
 @runtime_checkable
 class Stateful(Protocol):
-    """Anything with a state to save: every torch module and optimizer is one."""
+    """An object whose state can be saved, such as a torch module or optimizer."""
 
     def state_dict(self) -> Mapping[str, Any]:
         """The state as a dictionary."""
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> Any:
-        """Take over a state that `state_dict` returned earlier."""
+        """Replace the state by one that `state_dict` returned earlier."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOptions:
-    """How to save. `timeout` is in seconds; `None` means the checkpoint's default.
+    """How to save.
 
-    `checkpoint_prefix=None` makes a name from the time; a name that exists already is an error, because
-    checkpoints are never overwritten. With an `increment`, chunks that an earlier checkpoint holds are
-    referred to instead of being written again.
+    `checkpoint_prefix`: the name of the checkpoint; `None` makes a name from the time. A name that exists is
+    an error, because checkpoints are never overwritten.
+    `timeout`: seconds for the save; `None` for the default of `DistributedCheckpoint`.
+    `increment`: finds chunks of an earlier checkpoint; the manifest refers to them, and they are not
+    written again.
     """
 
     checkpoint_prefix: str | None = None
@@ -53,17 +58,19 @@ class SaveOptions:
     increment: Increment | None = None
 
     def __post_init__(self) -> None:
-        _check_enum("format", self.format, CheckpointFormat)
-        _check_enum("compression_level", self.compression_level, CompressionLevel)
+        member("format", self.format, CheckpointFormat)
+        member("compression_level", self.compression_level, CompressionLevel)
         _check_timeout(self.timeout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadOptions:
-    """How to load. `checkpoint_prefix=None` takes the newest checkpoint that proves to be intact.
+    """How to load.
 
-    `skip_validation` leaves out the checks before reading; checksums are verified always. With
-    `strict_mode=False` what does not match is left alone, or converted if only its type differs, and reported.
+    `checkpoint_prefix`: which checkpoint; `None` loads the newest intact one.
+    `skip_validation`: leave out the checks before reading. Checksums are verified in any case.
+    `strict_mode`: raise an error if the checkpoint does not match the model. With `False` a tensor of another
+    element type is converted, other mismatches are left alone, and the result lists both.
     """
 
     checkpoint_prefix: str | None = None
@@ -75,19 +82,16 @@ class LoadOptions:
     strict_mode: bool = True
 
     def __post_init__(self) -> None:
-        if self.resharding_strategy not in RESHARDING_STRATEGIES:
-            raise ConfigurationError(
-                "resharding_strategy", self.resharding_strategy, "must be parallel or sequential"
-            )
+        one_of("resharding_strategy", self.resharding_strategy, RESHARDING_STRATEGIES)
         _check_timeout(self.timeout)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageOptions:
-    """Where checkpoints live: a provider and its settings, or an address that `open_store` understands.
+    """Where checkpoints are stored: a provider and its settings.
 
-    `local` takes `base_path`; `memory` takes `name`; object stores (`s3`, `gs`, `az`) take `bucket`
-    and `path`.
+    `local` takes `base_path`; `memory` takes `name`; object stores (`s3`, `gs`, `az`) take `bucket` and
+    `path`.
     """
 
     provider: str = "local"
@@ -98,7 +102,7 @@ class StorageOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointOptions:
-    """Everything that `DistributedCheckpoint.create` needs; `default_timeout` is in seconds."""
+    """The options of `DistributedCheckpoint.create`; `default_timeout` is in seconds."""
 
     storage: StorageOptions = field(default_factory=StorageOptions)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
@@ -112,7 +116,7 @@ class CheckpointOptions:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """A line in the list of checkpoints."""
+    """One entry in the list of checkpoints."""
 
     prefix: str
     version: int
@@ -124,7 +128,7 @@ class CheckpointInfo:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """What a checkpoint and the model that loads it disagree about, by name."""
+    """The differences between a checkpoint and the model that loads it, by the names of tensors."""
 
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
@@ -135,7 +139,7 @@ class Mismatch:
         return bool(self.missing or self.unexpected or self.shapes or self.dtypes)
 
     def summary(self) -> str:
-        """All disagreements in one line."""
+        """All differences in one line."""
         parts = {
             "missing in the checkpoint": self.missing,
             "not in the model": self.unexpected,
@@ -147,14 +151,14 @@ class Mismatch:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """A newer checkpoint that was passed over, and why."""
+    """A newer checkpoint that was not loaded, and why."""
 
     prefix: str
     reason: str
 
 
 class RandomStateOutcome(Enum):
-    """What became of the random state: restored, derived for another world size, or left alone."""
+    """Whether a load restored the random state, derived one for another world size, or left it alone."""
 
     EXACT = "exact"
     DERIVED = "derived"
@@ -163,7 +167,7 @@ class RandomStateOutcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointLoadResult:
-    """What was loaded. The states are views of what the model and the optimizer hold now."""
+    """What was loaded. The states are the current ones of the model and the optimizer, not copies."""
 
     manifest: CheckpointManifest
     model_state: Mapping[str, Any]
@@ -177,9 +181,27 @@ class CheckpointLoadResult:
     random_state: RandomStateOutcome = RandomStateOutcome.SKIPPED
 
 
-def _check_enum(name: str, value: object, kind: type[Enum]) -> None:
-    if not isinstance(value, kind):
-        raise ConfigurationError(name, value, f"must be a {kind.__name__}")
+def create_storage(options: StorageOptions) -> BlobStore:
+    """Open the store that the options describe; `ConfigurationError` if they name no store."""
+    settings = dict(options.connection_settings)
+    if options.provider == "local":
+        address = settings.pop("base_path", "./checkpoints")
+    elif options.provider == "memory":
+        settings.pop("base_path", None)
+        address = f"memory://{settings.pop('name', '')}"
+    elif options.provider in OPENERS:
+        bucket = settings.pop("bucket", "")
+        if not bucket:
+            raise ConfigurationError("bucket", bucket, f"{options.provider} needs one")
+        address = f"{options.provider}://{bucket}/{settings.pop('path', '')}".rstrip("/")
+    else:
+        known = ", ".join(sorted({"local", *OPENERS} - {"file"}))
+        raise ConfigurationError("provider", options.provider, f"must be one of {known}")
+    if settings:
+        raise ConfigurationError(
+            "connection_settings", sorted(settings), f"{options.provider} has no such settings"
+        )
+    return open_store(address)
 
 
 def _check_timeout(value: float | None) -> None:

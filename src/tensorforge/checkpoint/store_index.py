@@ -1,32 +1,29 @@
-"""The checkpoints in a store: what there is, what is left of crashed saves, taking one away.
+"""The checkpoints in a store: list them, claim a prefix for a save, delete one, clean up after crashes.
 
-    <prefix>.metadata.json    the manifest; a checkpoint exists exactly if this does
-    <prefix>.saving.json      somebody is saving, or crashed while doing so
-    <prefix>.deleting.json    somebody is deleting, or crashed while doing so
+    <prefix>.metadata.json    the manifest; the checkpoint exists exactly while this key exists
+    <prefix>.saving.json      the claim of a save that is running or has crashed
+    <prefix>.deleting.json    marks a deletion that is running or has crashed
 
-Starts without torch.
+Imports no torch.
 """
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 import msgspec
-import psutil
 
 from tensorforge.checkpoint.format.file_layout import index_key
 from tensorforge.checkpoint.format.manifest import (
     SUFFIX,
     CheckpointManifest,
     ManifestSummary,
+    creation_time,
     decode_manifest,
     manifest_key,
-    moment_of,
     summarize_manifest,
 )
 from tensorforge.checkpoint.options import CheckpointInfo
@@ -38,7 +35,8 @@ from tensorforge.errors import (
     InvalidInputError,
     NotFoundError,
 )
-from tensorforge.storage.blobs import BlobStore
+from tensorforge.processes import ProcessIdentity
+from tensorforge.storage.blobs import BlobInfo, BlobStore
 from tensorforge.typed_json import decode_typed
 
 SAVING = ".saving.json"
@@ -50,35 +48,30 @@ _OWN_FILE = re.compile(
 )
 
 
-class Intent(msgspec.Struct, frozen=True, kw_only=True):
-    """Who is saving under a prefix, and until when at the latest."""
+class SaveClaim(msgspec.Struct, frozen=True, kw_only=True):
+    """Reserves a prefix for one save: which process saves, and when the claim expires.
+
+    Version 0.1.0 wrote no process; such a save has ended when its claim has expired.
+    """
 
     prefix: str
     save_id: str
     world_size: int
-    host: str
-    pid: int
-    process_started: float
+    process: ProcessIdentity | None = None
     expires_at: datetime
 
     def is_over(self, now: datetime) -> bool:
-        """Whether nobody can be saving any more: the process is gone, or its time is up.
+        """Whether the save has certainly ended: the claim has expired, or its only process has ended.
 
-        With several ranks a dead first one proves nothing, the others may still be writing.
+        With several ranks the end of rank 0 proves nothing, because the others may still be writing.
         """
         if now > self.expires_at:
             return True
-        return self.world_size == 1 and self.host == socket.gethostname() and not self._is_alive()
-
-    def _is_alive(self) -> bool:
-        try:
-            return abs(psutil.Process(self.pid).create_time() - self.process_started) < 1
-        except psutil.NoSuchProcess:
-            return False
+        return self.world_size == 1 and self.process is not None and self.process.has_ended()
 
 
 def read_manifest(store: BlobStore, prefix: str) -> CheckpointManifest:
-    """The manifest of a checkpoint; `CheckpointError` if there is none or it cannot be trusted."""
+    """The manifest of a checkpoint; `CheckpointError` if it is missing, damaged or of a newer version."""
     key = manifest_key(prefix)
     try:
         document = store.read(key)
@@ -92,7 +85,7 @@ def read_manifest(store: BlobStore, prefix: str) -> CheckpointManifest:
 
 
 def exists(store: BlobStore, prefix: str) -> bool:
-    """Whether there is a checkpoint of that name, intact or not."""
+    """Whether the store has a checkpoint with this prefix, intact or not."""
     try:
         return _exists(store, manifest_key(prefix))
     except InvalidInputError:
@@ -113,38 +106,34 @@ def _info(summary: ManifestSummary) -> CheckpointInfo:
 def prefixes_by_age(store: BlobStore) -> list[str]:
     """Every prefix with a manifest, newest first.
 
-    The manifest says when; one that cannot be read counts by when it was stored, so that it is still noticed.
+    The age is that in the manifest; for a manifest that cannot be read it is the age of the file, so that
+    the damaged checkpoint is not overlooked.
     """
     found: list[tuple[datetime, str]] = []
-    for blob in store.list():
-        if blob.key.endswith(SUFFIX):
-            prefix = blob.key.removesuffix(SUFFIX)
-            try:
-                found.append((moment_of(store.read(blob.key), blob.key), prefix))
-            except NotFoundError:
-                continue  # deleted meanwhile
-            except CheckpointError:
-                found.append((blob.modified_at, prefix))
+    for prefix, blob in manifest_blobs(store):
+        try:
+            found.append((creation_time(store.read(blob.key), blob.key), prefix))
+        except NotFoundError:
+            continue  # deleted in the meantime
+        except CheckpointError:
+            found.append((blob.modified_at, prefix))
     return [prefix for _, prefix in sorted(found, reverse=True)]
 
 
-def manifests(store: BlobStore) -> Iterator[CheckpointManifest]:
-    """Every manifest that can be read, in order of prefixes."""
+def manifest_blobs(store: BlobStore) -> Iterator[tuple[str, BlobInfo]]:
+    """Every prefix with a manifest, in order, and the entry of the manifest in the store."""
     for blob in store.list():
         if blob.key.endswith(SUFFIX):
-            try:
-                yield read_manifest(store, blob.key.removesuffix(SUFFIX))
-            except CheckpointError:
-                continue
+            yield blob.key.removesuffix(SUFFIX), blob
 
 
 def list_checkpoints(store: BlobStore) -> list[CheckpointInfo]:
     """All checkpoints whose manifests are intact, oldest first."""
-    return survey(store)[0]
+    return list_with_damaged(store)[0]
 
 
-def survey(store: BlobStore) -> tuple[list[CheckpointInfo], list[str]]:
-    """All checkpoints whose manifests are intact, oldest first, and the prefixes of the other manifests."""
+def list_with_damaged(store: BlobStore) -> tuple[list[CheckpointInfo], list[str]]:
+    """All checkpoints whose manifests are intact, oldest first, and the prefixes of damaged manifests."""
     intact: list[CheckpointInfo] = []
     damaged: list[str] = []
     for prefix, summary in _summaries(store):
@@ -156,20 +145,18 @@ def survey(store: BlobStore) -> tuple[list[CheckpointInfo], list[str]]:
 
 
 def _summaries(store: BlobStore) -> Iterator[tuple[str, ManifestSummary | None]]:
-    """Every prefix with a manifest, in order, and what its manifest says, unless that cannot be trusted."""
-    for blob in store.list():
-        if blob.key.endswith(SUFFIX):
-            prefix = blob.key.removesuffix(SUFFIX)
-            try:
-                yield prefix, summarize_manifest(store.read(blob.key), blob.key)
-            except NotFoundError:
-                continue  # deleted meanwhile
-            except CheckpointError:
-                yield prefix, None
+    """Every prefix with a manifest, in order, and the summary of its manifest; `None` if that is damaged."""
+    for prefix, blob in manifest_blobs(store):
+        try:
+            yield prefix, summarize_manifest(store.read(blob.key), blob.key)
+        except NotFoundError:
+            continue  # deleted in the meantime
+        except CheckpointError:
+            yield prefix, None
 
 
-def announce(store: BlobStore, prefix: str, world_size: int, timeout: float) -> Intent:
-    """Claim a prefix for a save; an error if it is taken or somebody is at it already."""
+def claim_prefix(store: BlobStore, prefix: str, world_size: int, timeout: float) -> SaveClaim:
+    """Reserve a prefix for a save; `CheckpointError` if it exists or another save has claimed it."""
     key = manifest_key(prefix)
     if _exists(store, key):
         raise CheckpointError(
@@ -177,44 +164,42 @@ def announce(store: BlobStore, prefix: str, world_size: int, timeout: float) -> 
             key,
             CheckpointErrorType.SAVE_FAILED,
         )
-    intent = Intent(
+    claim = SaveClaim(
         prefix=prefix,
         save_id=uuid.uuid4().hex,
         world_size=world_size,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        process_started=psutil.Process().create_time(),
+        process=ProcessIdentity.current(),
         expires_at=datetime.now(UTC) + timedelta(seconds=timeout) + _SLACK,
     )
     try:
-        store.create(f"{prefix}{SAVING}", msgspec.json.encode(intent))
+        store.create(f"{prefix}{SAVING}", msgspec.json.encode(claim))
     except AlreadyExistsError as error:
         raise CheckpointError(
-            f"somebody else is saving {prefix!r} at the moment",
+            f"another save of {prefix!r} is running",
             key,
             CheckpointErrorType.SAVE_FAILED,
         ) from error
-    return intent
+    return claim
 
 
-def check_claim(store: BlobStore, intent: Intent) -> None:
-    """Raise unless the prefix is still ours: a save that took too long may have been swept."""
-    current = _read_intent(store, f"{intent.prefix}{SAVING}")
-    if current is None or current.save_id != intent.save_id:
+def check_claim(store: BlobStore, claim: SaveClaim) -> None:
+    """Raise `CheckpointError` unless the claim is still in the store: a sweep removes an expired one."""
+    current = _read_claim(store, f"{claim.prefix}{SAVING}")
+    if current is None or current.save_id != claim.save_id:
         raise CheckpointError(
-            f"the save of {intent.prefix!r} was given up by somebody else because it took too long",
-            manifest_key(intent.prefix),
+            f"the claim of the save {claim.prefix!r} expired, and another process removed it",
+            manifest_key(claim.prefix),
             CheckpointErrorType.SAVE_FAILED,
         )
 
 
-def withdraw(store: BlobStore, intent: Intent) -> None:
-    """Give up the claim."""
-    store.delete(f"{intent.prefix}{SAVING}")
+def release_claim(store: BlobStore, claim: SaveClaim) -> None:
+    """Remove the claim."""
+    store.delete(f"{claim.prefix}{SAVING}")
 
 
-def leftover_keys(store: BlobStore, prefix: str) -> list[str]:
-    """The data files that lie under a prefix, whether a manifest knows them or not."""
+def data_keys(store: BlobStore, prefix: str) -> list[str]:
+    """The keys of all data files under a prefix, whether or not a manifest lists them."""
     names = [f"{prefix}.safetensors", f"{prefix}.frames", index_key(prefix)]
     found = [name for name in names if _exists(store, name)]
     folder = f"{prefix}/"
@@ -223,9 +208,9 @@ def leftover_keys(store: BlobStore, prefix: str) -> list[str]:
 
 
 def delete_checkpoint(store: BlobStore, prefix: str) -> None:
-    """Remove a checkpoint: first its manifest, then its files. A crash in between is completed by a sweep.
+    """Delete a checkpoint: first its manifest, then its files. After a crash in between, `sweep` finishes.
 
-    `ConflictError` if another checkpoint needs its files.
+    `ConflictError` if another checkpoint refers to its files.
     """
     needed_by = [
         other
@@ -240,23 +225,23 @@ def delete_checkpoint(store: BlobStore, prefix: str) -> None:
             manifest_key(prefix),
             CheckpointErrorType.STORAGE_ERROR,
         )
-    erase(store, prefix)
+    delete_files(store, prefix)
 
 
-def erase(store: BlobStore, prefix: str) -> None:
-    """Remove everything under a prefix, whole or not; idempotent, and safe to repeat after a crash."""
+def delete_files(store: BlobStore, prefix: str) -> None:
+    """Delete everything under a prefix, whether or not there is a manifest; may be repeated after a crash."""
     store.write(f"{prefix}{DELETING}", b"{}")
     store.delete(manifest_key(prefix))
-    for key in leftover_keys(store, prefix):
+    for key in data_keys(store, prefix):
         store.delete(key)
     store.delete(f"{prefix}{SAVING}")
     store.delete(f"{prefix}{DELETING}")
 
 
 def sweep(store: BlobStore, now: datetime | None = None) -> list[str]:
-    """Remove what crashed saves and deletions left; returns the prefixes that were cleaned up.
+    """Delete the files of crashed saves and deletions, and return their prefixes.
 
-    Saves that may still be going on are left alone.
+    Saves that may still be running are left alone.
     """
     moment = now or datetime.now(UTC)
     store.sweep()
@@ -264,7 +249,7 @@ def sweep(store: BlobStore, now: datetime | None = None) -> list[str]:
     for blob in list(store.list()):
         if blob.key.endswith(DELETING):
             prefix = blob.key.removesuffix(DELETING)
-            erase(store, prefix)
+            delete_files(store, prefix)
             swept.append(prefix)
         elif blob.key.endswith(SAVING):
             prefix = blob.key.removesuffix(SAVING)
@@ -275,23 +260,23 @@ def sweep(store: BlobStore, now: datetime | None = None) -> list[str]:
 
 def _sweep_save(store: BlobStore, prefix: str, now: datetime, stored_at: datetime) -> bool:
     key = f"{prefix}{SAVING}"
-    intent = _read_intent(store, key)
-    if intent is None:
-        # Unreadable: wait as long as any reasonable save could take.
+    claim = _read_claim(store, key)
+    if claim is None:
+        # The claim cannot be read: wait for longer than any save takes.
         if now - stored_at < timedelta(days=1):
             return False
-    elif not intent.is_over(now):
+    elif not claim.is_over(now):
         return False
     if _exists(store, manifest_key(prefix)):
-        store.delete(key)  # it was committed; only the announcement is left
+        store.delete(key)  # the save was committed; only its claim is left
     else:
-        erase(store, prefix)
+        delete_files(store, prefix)
     return True
 
 
-def _read_intent(store: BlobStore, key: str) -> Intent | None:
+def _read_claim(store: BlobStore, key: str) -> SaveClaim | None:
     try:
-        return decode_typed(store.read(key), Intent)
+        return decode_typed(store.read(key), SaveClaim)
     except (NotFoundError, msgspec.DecodeError):
         return None
 

@@ -1,4 +1,4 @@
-"""Tensors as boxes of bytes: plain ones, parts of one that the caller describes, and DTensor."""
+"""Local boxes of tensors: which indices of a tensor, `TensorShard` or DTensor are in this rank's memory."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ import torch
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from tensorforge.checkpoint.format.boxes import Box, Shape
-from tensorforge.checkpoint.format.dtypes import TORCH_NAMES
+from tensorforge.checkpoint.format.formats import TORCH_NAMES
 from tensorforge.errors import InvalidInputError
 
 DTYPES: dict[str, torch.dtype] = {
     name: getattr(torch, torch_name) for name, torch_name in TORCH_NAMES.items()
 }
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TensorShard:
-    """The part of a larger tensor that lies on this rank: put it into a state dict in the tensor's place."""
+    """A box of a larger tensor, in the memory of this rank; put it into a state dict in place of the tensor."""
 
     tensor: torch.Tensor
     offset: Shape
@@ -30,61 +31,61 @@ class TensorShard:
 
     def __post_init__(self) -> None:
         box = Box(tuple(self.offset), tuple(self.tensor.shape))
-        if not Box.whole(tuple(self.global_shape)).contains(box):
-            raise InvalidInputError(f"{box} lies outside of shape {tuple(self.global_shape)}")
+        if not Box.full(tuple(self.global_shape)).contains(box):
+            raise InvalidInputError(f"{box} is outside of shape {tuple(self.global_shape)}")
 
 
 @dataclass(frozen=True, slots=True)
 class ShardingSpec:
-    """Which dimension of which tensor is cut; what is not named is replicated.
+    """Tensor name → the dimension along which the ranks divide it; tensors without an entry are replicated.
 
-    Cut like `torch.chunk`: the first ranks get the larger parts, the last may get none.
+    The division is that of `torch.chunk`: equal sizes, except that the last ranks get less or nothing.
     """
 
     dimensions: dict[str, int]
 
     def local(self, name: str, tensor: torch.Tensor, rank: int, world_size: int) -> Any:
-        """The part of a whole tensor that belongs to `rank`, or the tensor itself if it is not cut."""
+        """The box of a complete tensor that belongs to `rank`, or the tensor itself if it is replicated."""
         dimension = self.dimensions.get(name)
         if dimension is None:
             return tensor
-        start, stop = chunk_range(tensor.shape[dimension], rank, world_size)
-        part = tensor.narrow(dimension, start, stop - start).contiguous()
+        start, stop = rank_range(tensor.shape[dimension], rank, world_size)
+        local = tensor.narrow(dimension, start, stop - start).contiguous()
         offset = tuple(start if index == dimension else 0 for index in range(tensor.ndim))
-        return TensorShard(part, offset, tuple(tensor.shape))
+        return TensorShard(local, offset, tuple(tensor.shape))
 
 
-def chunk_range(extent: int, index: int, parts: int) -> tuple[int, int]:
-    """The range that `torch.chunk` gives to part `index` of `parts`."""
-    step = -(-extent // parts)
-    return min(index * step, extent), min((index + 1) * step, extent)
+def rank_range(extent: int, rank: int, world_size: int) -> tuple[int, int]:
+    """The range of indices that `torch.chunk` gives to `rank`."""
+    step = -(-extent // world_size)
+    return min(rank * step, extent), min((rank + 1) * step, extent)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocalTensor:
-    """What a rank holds of a tensor: its type, its whole shape, and boxes with the memory behind each."""
+    """A tensor as this rank has it: element type, global shape, and its local boxes with their memory."""
 
     dtype: str
     shape: Shape
-    parts: tuple[tuple[Box, torch.Tensor], ...]
+    boxes: tuple[tuple[Box, torch.Tensor], ...]
 
     def memory(self) -> object:
-        """Equal for two tensors that are the same memory seen in the same way; `None` if there is none."""
-        if not self.parts or not all(tensor.numel() for _, tensor in self.parts):
+        """A key that is equal for two views of the same memory; `None` for a tensor without elements here."""
+        if not self.boxes or not all(tensor.numel() for _, tensor in self.boxes):
             return None
         views = tuple(
-            (box, tensor.device, tensor.data_ptr(), tensor.stride()) for box, tensor in self.parts
+            (box, tensor.device, tensor.data_ptr(), tensor.stride()) for box, tensor in self.boxes
         )
         return self.dtype, self.shape, views
 
 
 def is_tensor(value: object) -> bool:
-    """Whether the value is something that `describe` describes."""
+    """Whether `describe` accepts the value."""
     return isinstance(value, (torch.Tensor, TensorShard))
 
 
 def describe(value: torch.Tensor | TensorShard, where: str) -> LocalTensor:
-    """What this rank holds of a tensor. The memory is the tensor's own."""
+    """The local boxes of a tensor, without copying. `where` names the tensor in errors."""
     if isinstance(value, TensorShard):
         tensor = _plain(value.tensor, where)
         box = Box(tuple(value.offset), tuple(tensor.shape))
@@ -93,14 +94,14 @@ def describe(value: torch.Tensor | TensorShard, where: str) -> LocalTensor:
         return _describe_dtensor(value, where)
     tensor = _plain(value, where)
     shape = tuple(tensor.shape)
-    return LocalTensor(dtype_name(tensor, where), shape, ((Box.whole(shape), tensor),))
+    return LocalTensor(dtype_name(tensor, where), shape, ((Box.full(shape), tensor),))
 
 
 def dtype_name(tensor: torch.Tensor, where: str) -> str:
-    """Our name for a tensor's type."""
+    """The name of a tensor's element type in manifests."""
     name = _NAMES.get(tensor.dtype)
     if name is None:
-        raise InvalidInputError(f"{where} is {tensor.dtype}, which checkpoints cannot hold")
+        raise InvalidInputError(f"{where} is {tensor.dtype}, which checkpoints cannot store")
     return name
 
 
@@ -116,40 +117,40 @@ def _describe_dtensor(value: DTensor, where: str) -> LocalTensor:
     coordinate = value.device_mesh.get_coordinate()
     if coordinate is None:
         return LocalTensor(dtype_name(local, where), shape, ())
-    runs: list[list[tuple[int, int]]] = [[(0, extent)] for extent in shape]
+    ranges: list[list[_Range]] = [[(0, extent)] for extent in shape]
     for mesh_dimension, placement in enumerate(value.placements):
         if isinstance(placement, Replicate):
             continue
         dimension = getattr(placement, "dim", None)
         if dimension is None:
             raise InvalidInputError(f"{where} has placement {placement}: reduce it before saving")
-        runs[dimension] = _shard_runs(
-            runs[dimension],
+        ranges[dimension] = _shard_ranges(
+            ranges[dimension],
             placement,
             coordinate[mesh_dimension],
             value.device_mesh.size(mesh_dimension),
         )
-    return LocalTensor(dtype_name(local, where), shape, tuple(_boxes(local, runs)))
+    return LocalTensor(dtype_name(local, where), shape, tuple(_boxes(local, ranges)))
 
 
-def _shard_runs(
-    runs: list[tuple[int, int]], placement: Any, index: int, parts: int
-) -> list[tuple[int, int]]:
-    """The ranges of global indices that remain of `runs` after one more cut."""
-    extent = sum(stop - start for start, stop in runs)
+def _shard_ranges(
+    ranges: list[_Range], placement: Any, coordinate: int, mesh_size: int
+) -> list[_Range]:
+    """The subset of `ranges` (of global indices) that a placement leaves to one mesh coordinate."""
+    extent = sum(stop - start for start, stop in ranges)
     if isinstance(placement, Shard):
-        kept = [chunk_range(extent, index, parts)]
+        kept = [rank_range(extent, coordinate, mesh_size)]
     else:
-        # Interleaved: ask the placement itself, on the indices.
-        pieces, _ = placement._split_tensor(  # noqa: SLF001  the only definition there is
-            torch.arange(extent), parts, with_padding=False
+        # Interleaved shards: let the placement itself divide the indices.
+        indices, _ = placement._split_tensor(  # noqa: SLF001  the only definition there is
+            torch.arange(extent), mesh_size, with_padding=False
         )
-        kept = _consecutive(pieces[index].tolist())
-    return [piece for start, stop in kept for piece in _slice_runs(runs, start, stop)]
+        kept = _consecutive(indices[coordinate].tolist())
+    return [each for start, stop in kept for each in _subranges(ranges, start, stop)]
 
 
-def _consecutive(indices: list[int]) -> list[tuple[int, int]]:
-    ranges: list[tuple[int, int]] = []
+def _consecutive(indices: list[int]) -> list[_Range]:
+    ranges: list[_Range] = []
     for index in indices:
         if ranges and ranges[-1][1] == index:
             ranges[-1] = (ranges[-1][0], index + 1)
@@ -158,9 +159,10 @@ def _consecutive(indices: list[int]) -> list[tuple[int, int]]:
     return ranges
 
 
-def _slice_runs(runs: list[tuple[int, int]], start: int, stop: int) -> list[tuple[int, int]]:
+def _subranges(ranges: list[_Range], start: int, stop: int) -> list[_Range]:
+    """The indices number `start` to `stop` of all indices in `ranges`."""
     kept, position = [], 0
-    for low, high in runs:
+    for low, high in ranges:
         begin, end = max(start - position, 0), min(stop - position, high - low)
         if begin < end:
             kept.append((low + begin, low + end))
@@ -168,14 +170,12 @@ def _slice_runs(runs: list[tuple[int, int]], start: int, stop: int) -> list[tupl
     return kept
 
 
-def _boxes(
-    local: torch.Tensor, runs: list[list[tuple[int, int]]]
-) -> list[tuple[Box, torch.Tensor]]:
-    """The boxes of the product of the ranges, each with its part of the local tensor."""
+def _boxes(local: torch.Tensor, ranges: list[list[_Range]]) -> list[tuple[Box, torch.Tensor]]:
+    """The boxes of the product of the ranges of all dimensions, each with its view of the local tensor."""
     dimensions = []
-    for ranges in runs:
-        positions = itertools.accumulate((stop - start for start, stop in ranges), initial=0)
-        dimensions.append(list(zip(ranges, positions, strict=False)))
+    for kept in ranges:
+        positions = itertools.accumulate((stop - start for start, stop in kept), initial=0)
+        dimensions.append(list(zip(kept, positions, strict=False)))
     found = []
     for combination in itertools.product(*dimensions):
         box = Box(
@@ -188,7 +188,7 @@ def _boxes(
 
 
 def byte_view(tensor: torch.Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """The bytes of a contiguous tensor on the CPU, as its memory, not a copy."""
+    """The memory of a contiguous tensor on the CPU as bytes, not copied."""
     return tensor.detach().reshape(-1).view(torch.uint8).numpy()
 
 
@@ -198,5 +198,5 @@ def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_direct(tensor: torch.Tensor) -> bool:
-    """Whether bytes may be read straight into the tensor's memory."""
+    """Whether a reader may write bytes directly into the memory of the tensor."""
     return tensor.device.type == "cpu" and tensor.is_contiguous()

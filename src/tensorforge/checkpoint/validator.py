@@ -1,6 +1,6 @@
-"""Can this checkpoint be trusted? Questions that are asked before it is read, and the proof of every byte.
+"""Checks of a checkpoint: its manifest and files before a load, and on request every byte.
 
-Starts without torch.
+Imports no torch.
 """
 
 from __future__ import annotations
@@ -15,19 +15,17 @@ from typing import Protocol
 from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.format.file_layout import CHUNK_BYTES
 from tensorforge.checkpoint.format.manifest import CheckpointManifest, ChunkMetadata, TensorMetadata
-from tensorforge.checkpoint.load.chunks import StoredChunks, verify_chunk
+from tensorforge.checkpoint.load.chunk_source import StoredChunks, read_chunk
 from tensorforge.checkpoint.options import Progress
-from tensorforge.checkpoint.parallel import Guard, run_parallel
-from tensorforge.checkpoint.progress import Meter
+from tensorforge.checkpoint.parallel import ByteCounter, Deadline, run_parallel
 from tensorforge.errors import CheckpointError, CheckpointErrorType
 from tensorforge.storage.blobs import BlobStore
 
 WORKERS = 4
-_FOREVER = 1e9
 
 
 class Severity(Enum):
-    """Whether a finding forbids loading."""
+    """Whether a finding prevents loading."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -35,7 +33,7 @@ class Severity(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that a check found."""
+    """One result of a check."""
 
     severity: Severity
     message: str
@@ -44,28 +42,28 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class ValidationReport:
-    """Everything that the checks found about one checkpoint."""
+    """The findings of all checks about one checkpoint."""
 
     prefix: str
     findings: tuple[Finding, ...] = ()
 
     @property
     def is_valid(self) -> bool:
-        """Whether nothing forbids loading."""
+        """Whether no finding prevents loading."""
         return not self.errors
 
     @property
     def has_warnings(self) -> bool:
-        """Whether there is something to look at."""
+        """Whether there are findings that do not prevent loading."""
         return len(self.errors) < len(self.findings)
 
     @property
     def errors(self) -> tuple[Finding, ...]:
-        """What forbids loading."""
+        """The findings that prevent loading."""
         return tuple(item for item in self.findings if item.severity is Severity.ERROR)
 
     def summary(self) -> str:
-        """All findings, one a line."""
+        """All findings, one per line."""
         if not self.findings:
             return f"{self.prefix} is intact"
         return "\n".join(f"{item.severity.value}: {item.message}" for item in self.findings)
@@ -78,24 +76,24 @@ class ValidationReport:
 
 
 class IntegrityChecker(Protocol):
-    """A check of a checkpoint's files."""
+    """Checks the files of a checkpoint."""
 
     def check(self, storage: BlobStore, manifest: CheckpointManifest) -> Iterable[Finding]:
-        """What is wrong with them."""
+        """The faults of the files."""
 
 
 class CompatibilityChecker(Protocol):
-    """A check whether this program can use a checkpoint."""
+    """Checks whether this program can use a checkpoint."""
 
     def check(self, manifest: CheckpointManifest) -> Iterable[Finding]:
-        """What stands against it."""
+        """The reasons against using the checkpoint."""
 
 
 class FilesAreComplete:
-    """Every file is there, has its size, and an intact header. Reads no tensor."""
+    """Checks that every file exists, has the right size and an intact header. Reads no tensor."""
 
     def check(self, storage: BlobStore, manifest: CheckpointManifest) -> Iterator[Finding]:
-        """A finding for each file that is not."""
+        """A finding for each missing or damaged file."""
         source = StoredChunks(storage, manifest)
         for file in manifest.files:
             try:
@@ -107,7 +105,7 @@ class FilesAreComplete:
 class EveryByteIsIntact:
     """Reads and decodes every chunk of every tensor and compares the checksums.
 
-    With `only_own`, chunks in files of other checkpoints are left out.
+    With `only_own`, chunks in the files of other checkpoints are not read.
     """
 
     def __init__(
@@ -132,29 +130,29 @@ class EveryByteIsIntact:
             if not (self._only_own and manifest.files[chunk.data.file].owner)
         ]
         chunks.sort(key=lambda item: (item[2].data.file, item[2].data.start))
-        meter = Meter(sum(chunk.data.length for _, _, chunk in chunks), self._progress)
+        counter = ByteCounter(sum(chunk.data.length for _, _, chunk in chunks), self._progress)
 
         def verify(
-            name: str, tensor: TensorMetadata, chunk: ChunkMetadata, room: memoryview
+            name: str, tensor: TensorMetadata, chunk: ChunkMetadata, scratch: memoryview
         ) -> None:
             try:
-                verify_chunk(source, name, tensor, chunk, room)
+                read_chunk(source, name, tensor, chunk, scratch)
             except CheckpointError as error:
                 found.append(Finding(Severity.ERROR, str(error), error.type))
-            meter.add(chunk.data.length)
+            counter.add(chunk.data.length)
 
         tasks = [functools.partial(verify, *chunk) for chunk in chunks]
-        run_parallel(tasks, _room, workers=self._workers, guard=Guard(_FOREVER), what="verifying")
+        run_parallel(tasks, _scratch, workers=self._workers, deadline=Deadline(), what="verifying")
         yield from found
 
 
 @contextlib.contextmanager
-def _room() -> Iterator[memoryview]:
+def _scratch() -> Iterator[memoryview]:
     yield memoryview(bytearray(CHUNK_BYTES))
 
 
 class CheckpointValidator:
-    """Asks all checkers about a checkpoint. Without any of one's own it checks manifest and files."""
+    """Runs checkers on a checkpoint: always `FilesAreComplete`, then those that the caller passes."""
 
     def __init__(
         self,
@@ -167,7 +165,7 @@ class CheckpointValidator:
         self._compatibility = tuple(compatibility_checkers)
 
     def validate(self, prefix: str) -> ValidationReport:
-        """Check a checkpoint: manifest, files, and whatever was added. Never raises for a bad one."""
+        """Check a checkpoint. A bad one gives a report with errors; this raises nothing for it."""
         try:
             manifest = store_index.read_manifest(self._storage, prefix)
         except CheckpointError as error:
@@ -175,7 +173,7 @@ class CheckpointValidator:
         return self.validate_manifest(manifest)
 
     def validate_manifest(self, manifest: CheckpointManifest) -> ValidationReport:
-        """Check a checkpoint whose manifest was read already."""
+        """Check a checkpoint whose manifest has been read."""
         findings = [item for checker in self._compatibility for item in checker.check(manifest)]
         for integrity in self._integrity:
             findings.extend(integrity.check(self._storage, manifest))

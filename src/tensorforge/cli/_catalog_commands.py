@@ -1,4 +1,4 @@
-"""`tensorforge checkpoint runs | gc | restore-plan | rebuild | audit`: the commands that ask the catalog."""
+"""`tensorforge checkpoint runs | gc | restore-plan | rebuild | audit`: the commands that use the catalog."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from tensorforge import environment
 from tensorforge.catalog import (
     CheckpointManager,
     CheckpointRecord,
@@ -33,17 +34,17 @@ from tensorforge.storage.opening import open_store
 
 Store = Annotated[
     str,
-    typer.Option("--store", envvar="TENSORFORGE_STORE", help="Folder or URL with the files."),
+    typer.Option("--store", envvar=environment.STORE.name, help="Folder or URL of the store."),
 ]
 Catalog = Annotated[
     str,
-    typer.Option("--catalog", envvar="TENSORFORGE_CATALOG", help="SQLite file or database URL."),
+    typer.Option("--catalog", envvar=environment.CATALOG.name, help="SQLite file or database URL."),
 ]
 Run = Annotated[str | None, typer.Option("--run", help="Only this run.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-DEFAULT_STORE = "./checkpoints"
-DEFAULT_CATALOG = "./checkpoints.db"
+DEFAULT_STORE = str(environment.STORE.default)
+DEFAULT_CATALOG = str(environment.CATALOG.default)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -54,15 +55,19 @@ class _Opened:
 
 
 @contextlib.contextmanager
+def opened_store(url: str) -> Iterator[BlobStore]:
+    """The store at a folder or URL, closed at the end of the block."""
+    with contextlib.closing(open_store(url)) as store:
+        yield store
+
+
+@contextlib.contextmanager
 def _opened(store_url: str, catalog_url: str, policy: GcPolicy | None = None) -> Iterator[_Opened]:
-    store = open_store(store_url)
-    try:
-        with CheckpointManager(
-            policy, database=catalog_url, remove_files=remover(store)
-        ) as manager:
-            yield _Opened(manager, store)
-    finally:
-        store.close()
+    with (
+        opened_store(store_url) as store,
+        CheckpointManager(policy, database=catalog_url, remove_files=remover(store)) as manager,
+    ):
+        yield _Opened(manager, store)
 
 
 def runs(
@@ -80,7 +85,7 @@ def runs(
         table.add_row(
             run.training_run_id,
             str(run.checkpoints),
-            _size(run.size_bytes),
+            readable_size(run.size_bytes),
             str(run.last_step),
             f"{run.last_created_at:%Y-%m-%d %H:%M:%S}",
         )
@@ -91,20 +96,26 @@ def gc(
     store: Store = DEFAULT_STORE,
     catalog: Catalog = DEFAULT_CATALOG,
     run: Run = None,
-    keep: Annotated[int | None, typer.Option(help="Keep the newest so many of each run.")] = 10,
+    keep: Annotated[
+        int | None, typer.Option(help="How many of the newest to keep of each run.")
+    ] = 10,
     max_age: Annotated[
         str | None, typer.Option(help="Delete older ones: 90s, 30m, 12h, 7d.")
     ] = None,
-    keep_best: Annotated[int, typer.Option(help="Keep so many with the best metric.")] = 0,
-    metric: Annotated[str, typer.Option(help="Which metric tells the best.")] = "loss",
-    higher_is_better: Annotated[bool, typer.Option(help="By default lower is better.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    keep_best: Annotated[int, typer.Option(help="How many of the best by metric to keep.")] = 0,
+    metric: Annotated[str, typer.Option(help="The metric of --keep-best.")] = "loss",
+    higher_is_better: Annotated[
+        bool, typer.Option(help="Of the metric; by default lower is better.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only print what would be deleted.")
+    ] = False,
     json_output: AsJson = False,
 ) -> None:
-    """Delete what nobody needs any more, and clean up after crashed saves.
+    """Delete the checkpoints that the limits do not keep, and clean up after crashed saves.
 
-    The newest restorable and the newest verified checkpoint of a run stay in any case, and so does whatever
-    a kept checkpoint builds on.
+    The newest restorable and the newest verified checkpoint of a run are always kept, and so are the ancestors
+    of a kept checkpoint.
     """
     policy = GcPolicy(
         max_checkpoints_per_run=keep,
@@ -117,29 +128,29 @@ def gc(
         if not dry_run:
             sweep(opened.manager, opened.store)
         decisions = list(opened.manager.retention(training_run_id=run))
-        gone = () if dry_run else opened.manager.gc(training_run_id=run)
+        deleted = () if dry_run else opened.manager.gc(training_run_id=run)
     if json_output:
-        typer.echo(json.dumps(_gc_json(decisions, gone, dry_run=dry_run)))
+        typer.echo(json.dumps(_gc_json(decisions, deleted, dry_run=dry_run)))
     else:
-        _print_decisions(decisions, gone, dry_run=dry_run)
+        _print_decisions(decisions, deleted, dry_run=dry_run)
 
 
 def restore_plan(
     run: Annotated[str, typer.Argument(help="The run to restore.")],
     catalog: Catalog = DEFAULT_CATALOG,
-    max_step: Annotated[int | None, typer.Option(help="Nothing after this step.")] = None,
-    max_epoch: Annotated[int | None, typer.Option(help="Nothing after this epoch.")] = None,
-    prefer_full: Annotated[bool, typer.Option(help="Rather one that stands alone.")] = False,
+    max_step: Annotated[int | None, typer.Option(help="No checkpoint after this step.")] = None,
+    max_epoch: Annotated[int | None, typer.Option(help="No checkpoint after this epoch.")] = None,
+    prefer_full: Annotated[bool, typer.Option(help="Prefer self-contained checkpoints.")] = False,
     json_output: AsJson = False,
 ) -> None:
-    """Explain which checkpoint a restore would take, why that one, and how long it will take."""
+    """Explain which checkpoint a restore would load, why, and how long this would take."""
     criteria = RestoreCriteria(
         training_run_id=run, max_step=max_step, max_epoch=max_epoch, prefer_full=prefer_full
     )
     with CheckpointManager(database=catalog) as manager:
         plan = manager.restore_plan(criteria)
     if not plan.candidates:
-        raise NotFoundError(f"the catalog {catalog} knows no checkpoint of run {run!r}")
+        raise NotFoundError(f"the catalog {catalog} has no checkpoint of run {run!r}")
     if json_output:
         typer.echo(json.dumps(_plan_json(plan)))
     else:
@@ -153,18 +164,18 @@ def rebuild_catalog(
     catalog: Catalog = DEFAULT_CATALOG,
     json_output: AsJson = False,
 ) -> None:
-    """Enter every checkpoint of the store into the catalog, from the manifests alone."""
+    """Add every checkpoint of the store to the catalog, from the manifests alone."""
     with _opened(store, catalog) as opened:
         report = rebuild(opened.manager, opened.store)
     if json_output:
         typer.echo(json.dumps(encode(report)["data"]))
         return
     typer.echo(
-        f"{len(report.adopted)} entered, {len(report.corrupted)} of no use, "
-        f"{len(report.foreign)} not saved through a catalog"
+        f"{len(report.adopted)} added, {len(report.corrupted)} added as corrupted, "
+        f"{len(report.foreign)} saved without a catalog"
     )
     for prefix in report.foreign:
-        typer.echo(f"  not through a catalog: {prefix}")
+        typer.echo(f"  saved without a catalog: {prefix}")
 
 
 def audit(
@@ -173,7 +184,7 @@ def audit(
     run: Run = None,
     json_output: AsJson = False,
 ) -> None:
-    """Read every byte of every complete checkpoint and mark what is damaged. Exits with 1 if any is."""
+    """Read every byte of every complete checkpoint and mark damaged ones; exit 1 if there are any."""
     with _opened(store, catalog) as opened:
         found = _audit(opened, run, show=not json_output)
     if json_output:
@@ -196,12 +207,12 @@ def register(app: typer.Typer) -> None:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `90s`, `30m`, `12h`, `7d` or a plain number."""
+    """The seconds of a duration such as `90s`, `30m`, `12h`, `7d`, or of a plain number."""
     number, unit = (text[:-1], _UNITS[text[-1:]]) if text[-1:] in _UNITS else (text, 1.0)
     try:
         return float(number) * unit
     except ValueError:
-        raise InvalidInputError(f"{text!r} is no duration; write 90s, 30m, 12h or 7d") from None
+        raise InvalidInputError(f"{text!r} is not a duration such as 90s, 30m, 12h or 7d") from None
 
 
 def _audit(opened: _Opened, run: str | None, *, show: bool) -> dict[str, Any]:
@@ -218,7 +229,7 @@ def _audit(opened: _Opened, run: str | None, *, show: bool) -> dict[str, Any]:
         for number, checkpoint_id in enumerate(ids, 1):
             record = opened.manager.get(checkpoint_id)
             if record is None or record.state is not CheckpointState.COMPLETE:
-                damaged[checkpoint_id] = "one below it is damaged"
+                damaged[checkpoint_id] = "one of its ancestors is damaged"
                 continue
             task = bar.add_task(f"{number} of {len(ids)}", total=None)
             report = verify(
@@ -236,7 +247,7 @@ def _audit(opened: _Opened, run: str | None, *, show: bool) -> dict[str, Any]:
 
 
 def _print_decisions(
-    decisions: Sequence[RetentionDecision], gone: Sequence[str], *, dry_run: bool
+    decisions: Sequence[RetentionDecision], deleted: Sequence[str], *, dry_run: bool
 ) -> None:
     table = Table("", "run", "checkpoint", "step", "size", "why")
     for decision in decisions:
@@ -246,16 +257,16 @@ def _print_decisions(
         table.add_row(mark, record.training_run_id, *_columns(record), why)
     Console().print(table)
     freed = sum(d.record.size_bytes for d in decisions if not d.keep)
-    count = sum(not d.keep for d in decisions) if dry_run else len(gone)
-    typer.echo(f"{'would delete' if dry_run else 'deleted'} {count}, {_size(freed)}")
+    count = sum(not d.keep for d in decisions) if dry_run else len(deleted)
+    typer.echo(f"{'would delete' if dry_run else 'deleted'} {count}, {readable_size(freed)}")
 
 
 def _gc_json(
-    decisions: Sequence[RetentionDecision], gone: Sequence[str], *, dry_run: bool
+    decisions: Sequence[RetentionDecision], deleted: Sequence[str], *, dry_run: bool
 ) -> dict[str, Any]:
     return {
         "dry_run": dry_run,
-        "deleted": list(gone),
+        "deleted": list(deleted),
         "decisions": [
             {
                 "checkpoint_id": decision.checkpoint_id,
@@ -275,23 +286,25 @@ def _print_plan(plan: RestorePlan) -> None:
     for candidate in plan.candidates:
         record = candidate.record
         is_chosen = candidate is plan.chosen
-        why = candidate.score.refusal or ("the best score" if is_chosen else _weaker(plan, record))
+        why = candidate.score.refusal or (
+            "the best score" if is_chosen else _why_not_chosen(plan, record)
+        )
         table.add_row(
             "→" if is_chosen else "",
             *_columns(record),
             record.checkpoint_type.value,
             str(len(candidate.chain) or "-"),
-            _size(candidate.bytes_to_read),
+            readable_size(candidate.bytes_to_read),
             why,
         )
     Console().print(table)
     if plan.chosen is None:
-        typer.secho("nothing qualifies", fg=typer.colors.RED)
+        typer.secho("no checkpoint qualifies", fg=typer.colors.RED)
         return
     names = " → ".join(record.checkpoint_id for record in plan.chosen.chain)
     typer.echo(f"restore {names}")
     if plan.rates is None:
-        typer.echo("no restore was measured yet, so there is no estimate of the time")
+        typer.echo("no estimate of the duration: no restore was measured yet")
     else:
         typer.echo(
             f"about {(plan.estimated_ms or 0) / 1000:.1f} s, from {plan.rates.measurements} "
@@ -299,12 +312,12 @@ def _print_plan(plan: RestorePlan) -> None:
         )
 
 
-def _weaker(plan: RestorePlan, record: CheckpointRecord) -> str:
+def _why_not_chosen(plan: RestorePlan, record: CheckpointRecord) -> str:
     chosen = plan.chosen
     if chosen is None:
         return ""
     if plan.criteria.prefer_full and chosen.record.is_self_contained != record.is_self_contained:
-        return "it does not stand alone"
+        return "it is not self-contained"
     if record.step < chosen.record.step:
         return f"{chosen.record.step - record.step} steps older"
     return "a longer chain, or older, at the same step"
@@ -338,10 +351,11 @@ def _plan_json(plan: RestorePlan) -> dict[str, Any]:
 
 
 def _columns(record: CheckpointRecord) -> tuple[str, str, str]:
-    return record.checkpoint_id, str(record.step), _size(record.size_bytes)
+    return record.checkpoint_id, str(record.step), readable_size(record.size_bytes)
 
 
-def _size(count: float) -> str:
+def readable_size(count: float) -> str:
+    """A number of bytes with a unit."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"

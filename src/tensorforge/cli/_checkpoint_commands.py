@@ -1,4 +1,4 @@
-"""`tensorforge checkpoint ls | show | verify | diff | convert`: the commands that look into the files."""
+"""`tensorforge checkpoint ls | show | verify | diff | convert`: the commands that read the files."""
 
 from __future__ import annotations
 
@@ -25,17 +25,23 @@ from tensorforge.checkpoint import (
     TensorMetadata,
     store_index,
 )
+from tensorforge.checkpoint.format.boxes import Box
 from tensorforge.checkpoint.options import Progress
-from tensorforge.cli._catalog_commands import DEFAULT_STORE, AsJson, Store
+from tensorforge.cli._catalog_commands import (
+    DEFAULT_STORE,
+    AsJson,
+    Store,
+    opened_store,
+    readable_size,
+)
 from tensorforge.errors import InvalidInputError, NotFoundError
 from tensorforge.storage.blobs import BlobStore
-from tensorforge.storage.opening import open_store
 
 Prefix = Annotated[str, typer.Argument(help="The checkpoint's prefix.")]
 
 
 class Foreign(Enum):
-    """What `convert` writes for others."""
+    """The formats that `convert` writes."""
 
     TORCH = "torch"
     SAFETENSORS = "safetensors"
@@ -44,17 +50,8 @@ class Foreign(Enum):
 
 
 @contextlib.contextmanager
-def _store(address: str) -> Iterator[BlobStore]:
-    store = open_store(address)
-    try:
-        yield store
-    finally:
-        store.close()
-
-
-@contextlib.contextmanager
 def _bar(what: str, *, hidden: bool) -> Iterator[Progress]:
-    """A bar on the terminal, fed by a callback with bytes."""
+    """Shows a progress bar on the terminal; yields the callback that updates it."""
     columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
     with Bars(what, *columns, console=Console(stderr=True), disable=hidden) as bars:
         task = bars.add_task(what, total=None)
@@ -63,8 +60,8 @@ def _bar(what: str, *, hidden: bool) -> Iterator[Progress]:
 
 def ls(store: Store = DEFAULT_STORE, json_output: AsJson = False) -> None:
     """List the checkpoints in a store, oldest first, and the manifests that cannot be read."""
-    with _store(store) as opened:
-        infos, damaged = store_index.survey(opened)
+    with opened_store(store) as opened:
+        infos, damaged = store_index.list_with_damaged(opened)
     if json_output:
         rows = [
             {
@@ -82,24 +79,17 @@ def ls(store: Store = DEFAULT_STORE, json_output: AsJson = False) -> None:
     table = Table("prefix", "saved at", "ranks", "size", "format")
     for info in infos:
         moment = f"{info.timestamp:%Y-%m-%d %H:%M:%S}"
-        table.add_row(info.prefix, moment, str(info.world_size), size(info.size_bytes), info.format)
+        table.add_row(
+            info.prefix, moment, str(info.world_size), readable_size(info.size_bytes), info.format
+        )
     for prefix in damaged:
         table.add_row(prefix, "[red]its manifest is damaged[/red]", "", "", "")
     Console().print(table)
 
 
-def size(count: float) -> str:
-    """Bytes for people."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
 def show(prefix: Prefix, store: Store = DEFAULT_STORE, json_output: AsJson = False) -> None:
-    """Show what a checkpoint holds: tensors, files, metadata."""
-    with _store(store) as opened:
+    """Show the tensors, files and metadata of a checkpoint."""
+    with opened_store(store) as opened:
         manifest = store_index.read_manifest(opened, prefix)
     facts: dict[str, Any] = {
         "prefix": manifest.prefix,
@@ -130,21 +120,23 @@ def show(prefix: Prefix, store: Store = DEFAULT_STORE, json_output: AsJson = Fal
     table = Table("tensor", "type", "shape", "size", "chunks")
     for name, tensor in manifest.tensors.items():
         shape = " ".join(map(str, tensor.shape)) or "scalar"
-        table.add_row(name, tensor.dtype, shape, size(tensor.nbytes), str(len(tensor.chunks)))
+        table.add_row(
+            name, tensor.dtype, shape, readable_size(tensor.nbytes), str(len(tensor.chunks))
+        )
     console = Console()
     console.print(table)
     for file in manifest.files:
-        console.print(f"{file.key}  {size(file.size)}", highlight=False)
+        console.print(f"{file.key}  {readable_size(file.size)}", highlight=False)
 
 
 def verify(
-    prefixes: Annotated[list[str] | None, typer.Argument(help="Which; default: all.")] = None,
+    prefixes: Annotated[list[str] | None, typer.Argument(help="Prefixes; default: all.")] = None,
     store: Store = DEFAULT_STORE,
     json_output: AsJson = False,
 ) -> None:
-    """Read every byte and prove that it is the one that was written; exit 1 if one is not."""
+    """Read every byte of checkpoints and compare the checksums; exit 1 if one is damaged."""
     results = []
-    with _store(store) as opened:
+    with opened_store(store) as opened:
         chosen = prefixes or store_index.prefixes_by_age(opened)
         if not chosen:
             raise NotFoundError(f"there is no checkpoint in {opened.url}")
@@ -175,7 +167,7 @@ def diff(
     json_output: AsJson = False,
 ) -> None:
     """Compare two checkpoints tensor by tensor; exit 1 if they differ."""
-    with _store(store) as opened:
+    with opened_store(store) as opened:
         old, new = (store_index.read_manifest(opened, prefix) for prefix in (first, second))
         with _bar("comparing", hidden=json_output) as progress:
             differences = _differences(opened, old, new, progress)
@@ -183,7 +175,7 @@ def diff(
     if json_output:
         typer.echo(json.dumps({"equal": same, **differences}))
     elif same:
-        typer.echo(f"{first} and {second} hold the same tensors")
+        typer.echo(f"{first} and {second} have equal tensors")
     else:
         for what, names in differences.items():
             for name in names:
@@ -198,15 +190,15 @@ def _differences(
     both = sorted(set(old.tensors) & set(new.tensors))
     reshaped = [name for name in both if _kind(old.tensors[name]) != _kind(new.tensors[name])]
     rest = [name for name in both if name not in set(reshaped)]
-    # Where both are cut alike, the checksums in the manifests tell; otherwise the bytes must be read.
-    alike = [name for name in rest if _cuts(old.tensors[name]) == _cuts(new.tensors[name])]
+    # With equal chunk boxes the checksums in the manifests suffice; otherwise the bytes must be read.
+    alike = [name for name in rest if _boxes(old.tensors[name]) == _boxes(new.tensors[name])]
     changed = [n for n in alike if _contents(old.tensors[n]) != _contents(new.tensors[n])]
     unlike = [name for name in rest if name not in set(alike)]
     if unlike:
-        from tensorforge.checkpoint.whole_state import read_whole_tensors
+        from tensorforge.checkpoint.full_state import read_full_tensors
 
-        ours = read_whole_tensors(store, old, unlike, progress)
-        theirs = read_whole_tensors(store, new, unlike, progress)
+        ours = read_full_tensors(store, old, unlike, progress)
+        theirs = read_full_tensors(store, new, unlike, progress)
         changed += [name for name in unlike if _bits(ours[name]) != _bits(theirs[name])]
     return {
         "only_in_first": sorted(set(old.tensors) - set(new.tensors)),
@@ -217,7 +209,7 @@ def _differences(
 
 
 def _bits(tensor: Any) -> bytes:
-    """Bytes, so that NaN equals itself."""
+    """The bytes of a tensor, so that NaN equals itself."""
     from tensorforge.checkpoint.tensors import byte_view
 
     return byte_view(tensor).tobytes()
@@ -227,8 +219,8 @@ def _kind(tensor: TensorMetadata) -> tuple[str, tuple[int, ...]]:
     return tensor.dtype, tensor.shape
 
 
-def _cuts(tensor: TensorMetadata) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    return [(chunk.offset, chunk.shape) for chunk in tensor.chunks]
+def _boxes(tensor: TensorMetadata) -> list[Box]:
+    return [chunk.box for chunk in tensor.chunks]
 
 
 def _contents(tensor: TensorMetadata) -> list[str]:
@@ -236,16 +228,17 @@ def _contents(tensor: TensorMetadata) -> list[str]:
 
 
 def convert(
-    source: Annotated[str, typer.Argument(help="A prefix in the store, or a foreign path.")],
-    target: Annotated[str, typer.Argument(help="The foreign path, or the new prefix.")],
+    source: Annotated[str, typer.Argument(help="A prefix in the store, or a path.")],
+    target: Annotated[str, typer.Argument(help="A path, or a new prefix in the store.")],
     to: Annotated[
-        Foreign | None, typer.Option("--to", help="Write for: default by the target's ending.")
+        Foreign | None,
+        typer.Option("--to", help="Format to write; default: by the suffix of TARGET."),
     ] = None,
     layout: Annotated[
-        CheckpointFormat, typer.Option("--format", help="Of the new checkpoint.")
+        CheckpointFormat, typer.Option("--format", help="Layout of the new checkpoint.")
     ] = CheckpointFormat.MULTI_SHARD,
     compression: Annotated[
-        CompressionLevel, typer.Option("--compression", help="Of the new checkpoint.")
+        CompressionLevel, typer.Option("--compression", help="Level for the new checkpoint.")
     ] = CompressionLevel.NONE,
     trust_pickle: Annotated[
         bool, typer.Option("--trust-pickle", help="Read DCP metadata, which can run any code.")
@@ -253,22 +246,23 @@ def convert(
     store: Store = DEFAULT_STORE,
     json_output: AsJson = False,
 ) -> None:
-    """Carry a checkpoint to torch.save, safetensors, Hugging Face or DCP, or one of these into the store.
+    """Convert a checkpoint to torch.save, safetensors, Hugging Face or DCP, or one of these to a checkpoint.
 
-    A source that is a checkpoint in the store is written to the path TARGET; any other is read
-    and saved as the new checkpoint TARGET.
+    If SOURCE is a checkpoint in the store, it is written to the path TARGET. Otherwise SOURCE is a path, which
+    is read and saved as the new checkpoint TARGET.
     """
-    from tensorforge.checkpoint import whole_state
+    from tensorforge.checkpoint.foreign_formats import export_foreign, import_foreign
+    from tensorforge.checkpoint.full_state import read_full_state, write_full_state
 
-    with _store(store) as opened:
+    with opened_store(store) as opened:
         if store_index.exists(opened, source):
-            kind = to.value if to else _kind_by_ending(target)
+            kind = to.value if to else _format_by_suffix(target)
             with _bar("reading", hidden=json_output) as progress:
-                state = whole_state.read_whole(opened, source, progress)
-            whole_state.export_foreign(state, Path(target), kind)
+                state = read_full_state(opened, source, progress)
+            export_foreign(state, Path(target), kind)
             result = {"source": source, "target": target, "kind": kind}
         else:
-            state = whole_state.import_foreign(Path(source), trust_pickle=trust_pickle)
+            state = import_foreign(Path(source), trust_pickle=trust_pickle)
             options = SaveOptions(
                 checkpoint_prefix=target,
                 format=layout,
@@ -276,16 +270,16 @@ def convert(
                 include_rng_state=False,
             )
             with _bar("saving", hidden=json_output) as progress:
-                whole_state.write_whole(opened, state, options, progress)
+                write_full_state(opened, state, options, progress)
             result = {"source": source, "target": target, "kind": "tensorforge"}
     typer.echo(json.dumps(result) if json_output else f"{source} → {target} ({result['kind']})")
 
 
-def _kind_by_ending(target: str) -> str:
+def _format_by_suffix(target: str) -> str:
     kinds = {".pt": "torch", ".pth": "torch", ".bin": "torch", ".safetensors": "safetensors"}
     kind = kinds.get(Path(target).suffix)
     if kind is None:
-        raise InvalidInputError(f"{target!r}: say with --to what to write there")
+        raise InvalidInputError(f"{target!r}: choose the format to write with --to")
     return kind
 
 

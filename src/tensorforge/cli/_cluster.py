@@ -1,4 +1,4 @@
-"""What the commands that talk to a coordinator have in common: address, token, TLS, how they answer."""
+"""What the commands that talk to a coordinator share: options for address, token and TLS; the client."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 import typer
 
+from tensorforge import environment
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.elastic.protocol.access import TlsOptions
 from tensorforge.elastic.protocol.cluster_view import ClusterView
@@ -24,8 +25,8 @@ Address = Annotated[
     typer.Option(
         "--coordinator",
         "-c",
-        envvar="TENSORFORGE_COORDINATOR",
-        help="HOST:PORT of the coordinator; without it and --run-dir, of the one run under ./runs.",
+        envvar=environment.COORDINATOR.name,
+        help="HOST:PORT of the coordinator; by default that of the only run under ./runs.",
     ),
 ]
 RunDir = Annotated[
@@ -33,26 +34,27 @@ RunDir = Annotated[
 ]
 Token = Annotated[
     str | None,
-    typer.Option("--token", envvar="TENSORFORGE_TOKEN", help="A token.", show_envvar=True),
+    typer.Option("--token", envvar=environment.TOKEN.name, help="A token.", show_envvar=True),
 ]
 TokenFile = Annotated[Path | None, typer.Option("--token-file", help="A file with a token.")]
 Ca = Annotated[
     Path | None,
     typer.Option(
-        "--ca", envvar="TENSORFORGE_CA", help="PEM of the authority that signs the peers."
+        "--ca", envvar=environment.CA.name, help="PEM of the authority that signs the peers."
     ),
 ]
 Cert = Annotated[
-    Path | None, typer.Option("--cert", envvar="TENSORFORGE_CERT", help="PEM of our certificate.")
+    Path | None,
+    typer.Option("--cert", envvar=environment.CERT.name, help="PEM of our certificate."),
 ]
 Key = Annotated[
-    Path | None, typer.Option("--key", envvar="TENSORFORGE_KEY", help="PEM of its key.")
+    Path | None, typer.Option("--key", envvar=environment.KEY.name, help="PEM of its key.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
 def tls_options(ca: Path | None, cert: Path | None, key: Path | None) -> TlsOptions | None:
-    """TLS if any of its files is given."""
+    """The TLS options, or `None` if no file is given."""
     if ca is None and cert is None and key is None:
         return None
     return TlsOptions(ca=ca, certificate=cert, key=key)
@@ -61,7 +63,7 @@ def tls_options(ca: Path | None, cert: Path | None, key: Path | None) -> TlsOpti
 def locate(coordinator: str | None, run_dir: Path | None) -> tuple[str, Path | None]:
     """The coordinator's address, and the folder of its run if that is known.
 
-    Without an address the folder tells it; without both, the only run that goes on under `./runs`.
+    Without an address, the folder's record has it; without both, the only active run under `./runs`.
     """
     if coordinator is not None:
         return coordinator, run_dir
@@ -69,8 +71,8 @@ def locate(coordinator: str | None, run_dir: Path | None) -> tuple[str, Path | N
 
     folder = run_dir if run_dir is not None else _only_run()
     record = read_record(folder)
-    if not record.launcher.is_alive():
-        raise NotFoundError(f"nothing runs in {folder} any more: its launcher has ended")
+    if not record.launcher.is_running():
+        raise NotFoundError(f"the run in {folder} is not active: its launcher has ended")
     if record.coordinator_address is None:
         raise UnavailableError(f"the run in {folder} has no coordinator yet; try again later")
     return record.coordinator_address, folder
@@ -81,9 +83,9 @@ def _only_run() -> Path:
 
     found = running(Path("runs"))
     if len(found) != 1:
-        there = ": " + ", ".join(map(str, found)) if found else " none"
+        active = ", ".join(map(str, found)) or "none"
         raise InvalidInputError(
-            f"which run? name its --run-dir or its --coordinator; under ./runs there is{there}"
+            f"name the run with --run-dir or --coordinator; active under ./runs: {active}"
         )
     return found[0]
 
@@ -98,29 +100,30 @@ def connect(
     run_dir: RunDir = None,
 ) -> CoordinatorClient:
     """A client for the coordinator that the options name."""
-    if token is not None and token_file is not None:
-        raise InvalidInputError("--token and --token-file exclude each other")
     coordinator, folder = locate(coordinator, run_dir)
-    if token is None and token_file is None:
-        token_file = token_of(folder)
-    if token_file is not None:
-        try:
-            token = read_token(token_file)
-        except OSError as error:
-            raise InvalidInputError(f"cannot read {token_file}: {error.strerror}") from error
+    token = find_token(token, token_file, folder)
     return CoordinatorClient(coordinator, token=token, tls=tls_options(ca, cert, key))
 
 
-def token_of(folder: Path | None) -> Path | None:
-    """The file with the token of the run in this folder, if it needs one."""
+def find_token(token: str | None, token_file: Path | None, folder: Path | None) -> str | None:
+    """The token that the options name; without one, the token in the run's folder if it has one."""
     from tensorforge.launch.run_directory import TOKEN_FILE
 
-    path = None if folder is None else folder / TOKEN_FILE
-    return path if path is not None and path.exists() else None
+    if token is not None and token_file is not None:
+        raise InvalidInputError("--token and --token-file exclude each other")
+    if token is None and token_file is None and folder is not None:
+        kept = folder / TOKEN_FILE
+        token_file = kept if kept.exists() else None
+    if token_file is None:
+        return token
+    try:
+        return read_token(token_file)
+    except OSError as error:
+        raise InvalidInputError(f"cannot read {token_file}: {error.strerror}") from error
 
 
 def with_client(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of `connect`, and hand it the client in place of its first parameter."""
+    """Give a command the options of `connect`, and pass it the client as its first argument."""
     shared = inspect.signature(connect).parameters
     own = list(inspect.signature(command).parameters.values())[1:]
 
@@ -143,12 +146,12 @@ def with_client(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def operator() -> str:
-    """Who asks, as the records will say."""
+    """The name under which the coordinator records this user's requests."""
     return f"{getpass.getuser()}@{socket.gethostname()}"
 
 
 def as_json(view: ClusterView) -> str:
-    """The view as indented JSON."""
+    """The cluster's view as indented JSON."""
     return msgspec.json.format(msgspec.json.encode(view), indent=2).decode()
 
 

@@ -1,4 +1,4 @@
-"""What the registry's commands share: options, tables, JSON, progress."""
+"""What the registry's commands share: options, tables, JSON and progress bars."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
+from tensorforge import environment
 from tensorforge.errors import NotFoundError
 from tensorforge.registry.database.audit import AuditEntry
 from tensorforge.registry.domain.versions import ModelVersion
@@ -25,16 +26,16 @@ from tensorforge.registry.model_registry import ModelRegistry
 Database = Annotated[
     str,
     typer.Option(
-        envvar="TENSORFORGE_REGISTRY",
-        help="Where the registry lies: a path (SQLite) or a postgresql:// URL.",
+        envvar=environment.REGISTRY.name,
+        help="The registry: a path (SQLite) or a postgresql:// URL.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
-DEFAULT = "registry.db"
+DEFAULT = str(environment.REGISTRY.default)
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON can hold it: versions as text, NaN as null."""
+    """A value in types that JSON has: versions as text, NaN as null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         if isinstance(value, ModelVersion):
             return str(value)
@@ -59,30 +60,33 @@ def print_json(value: Any) -> None:
 
 
 def console() -> Console:
-    """Where tables go. What no terminal shows is not folded, so that a long checksum stays one word."""
+    """The console for tables.
+
+    Outside a terminal lines are not folded, so that a long checksum stays one word.
+    """
     return Console() if sys.stdout.isatty() else Console(width=10_000)
 
 
 def table_of(*columns: str) -> Table:
-    """An empty table with these columns, in which nothing is cut off."""
+    """An empty table with these columns; long cells are folded, not cut off."""
     table = Table(box=None, header_style="bold", pad_edge=False, show_header=any(columns))
     for column in columns:
         table.add_column(column, overflow="fold")
     return table
 
 
-def existing(database: str) -> ModelRegistry:
-    """Open a registry that must be there: whoever only looks must not make an empty one by mistake."""
+def open_existing(database: str) -> ModelRegistry:
+    """Open a registry that must exist, so that a command that only reads does not create an empty one."""
     if "://" not in database and not Path(database).expanduser().exists():
         raise NotFoundError(
-            f"there is no registry at {database}; `tensorforge registry register` makes one, and "
-            "--database or TENSORFORGE_REGISTRY says where another one lies"
+            f"there is no registry at {database}; `tensorforge registry register` creates one; "
+            f"--database or {environment.REGISTRY.name} names another one"
         )
     return ModelRegistry(database)
 
 
 def entry_lines(entry: AuditEntry) -> Iterator[str]:
-    """A row of the audit as people read it: what happened, and below it why and on what evidence."""
+    """A row of the audit for people: one line for what happened, then lines for the reason and the evidence."""
     what = entry.action.replace("_", " ")
     if entry.from_state and entry.to_state and entry.from_state != entry.to_state:
         what += f": {entry.from_state} → {entry.to_state}"
@@ -90,7 +94,7 @@ def entry_lines(entry: AuditEntry) -> Iterator[str]:
     version = f"  {entry.version}" if entry.version else ""
     yield f"{entry.sequence:>5}  {when(entry.at)}  {entry.actor}{version}  {what}{forced}"
     if entry.reason:
-        yield f"       why: {entry.reason}"
+        yield f"       reason: {entry.reason}"
     for line in _evidence_lines(entry.evidence):
         yield f"       {line}"
 
@@ -119,13 +123,13 @@ def _shown(value: Any) -> str:
 
 
 def when(moment: datetime) -> str:
-    """A time as people read it."""
+    """A time for people."""
     return f"{moment:%Y-%m-%d %H:%M:%S}"
 
 
 @contextlib.contextmanager
 def progress_bar(text: str, *, quiet: bool) -> Iterator[Any]:
-    """A progress bar on standard error; nothing where nobody looks."""
+    """A function that updates a progress bar on standard error; `None` if `quiet` or not in a terminal."""
     console = Console(stderr=True)
     if quiet or not console.is_terminal:
         yield None

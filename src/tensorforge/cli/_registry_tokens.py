@@ -1,4 +1,4 @@
-"""`tensorforge registry token`: who may use the service."""
+"""`tensorforge registry token`: the tokens of those who may use the service."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ app = typer.Typer(help="Tokens for the service.", no_args_is_help=True)
 
 @app.command("create")
 def create_token(
-    name: Annotated[str, typer.Argument(help="Who will use it.")],
-    scope: Annotated[list[Scope], typer.Option(help="What it may do; may be repeated.")],
-    days: Annotated[float | None, typer.Option(help="How long it is valid.")] = None,
+    name: Annotated[str, typer.Argument(help="Who will use the token.")],
+    scope: Annotated[list[Scope], typer.Option(help="What the token may do; may be repeated.")],
+    days: Annotated[float | None, typer.Option(help="How many days the token is valid.")] = None,
     database: Database = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Make a token and print it; it cannot be shown again."""
+    """Create a token and print it; it cannot be shown again."""
     lifetime = None if days is None else timedelta(days=days)
     with ModelRegistry(database) as registry:
         tokens = DatabaseTokens(registry.database)
@@ -67,7 +67,7 @@ def revoke_token(
     database: Database = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """End a token for good."""
+    """Revoke a token for good."""
     with ModelRegistry(database) as registry:
         record = DatabaseTokens(registry.database).revoke(token_id)
     if as_json:

@@ -1,4 +1,4 @@
-"""`tensorforge chaos`: a seeded storm against a running job."""
+"""`tensorforge chaos`: inject random faults into a running job, then check it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ from tensorforge.cli._cluster import (
     TokenFile,
     connect,
     locate,
-    token_of,
 )
 from tensorforge.errors import InvalidInputError
 from tensorforge.launch.chaos.storm import Strike, parse_kinds, plan_storm
 from tensorforge.wording import counted
 
-app = typer.Typer(help="A seeded storm against a running job, and what survived it.")
+app = typer.Typer(help="Inject random faults into a running job, then check it.")
 
 
 @app.command()
@@ -38,17 +37,19 @@ def chaos(
         str, typer.Option(help="kill, freeze, leave, join, coordinator-kill; or all.")
     ] = "all",
     rate: Annotated[float, typer.Option(help="Strikes per second, on average.")] = 0.2,
-    duration: Annotated[float, typer.Option(help="Seconds that the storm lasts.")] = 30.0,
-    freeze_seconds: Annotated[float, typer.Option(help="How long a freeze lasts, about.")] = 3.0,
+    duration: Annotated[float, typer.Option(help="How many seconds the storm lasts.")] = 30.0,
+    freeze_seconds: Annotated[
+        float, typer.Option(help="Average seconds that a freeze lasts.")
+    ] = 3.0,
     seed: Annotated[int | None, typer.Option(help="The same seed gives the same storm.")] = None,
     settle: Annotated[
-        float, typer.Option(help="Seconds for the job to recover, or to end, afterwards.")
+        float, typer.Option(help="Seconds for the job to recover, or to end, after the storm.")
     ] = 60.0,
     until_end: Annotated[
-        bool, typer.Option("--until-end", help="Judge when the job has ended.")
+        bool, typer.Option("--until-end", help="Check the job after it has ended.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the storm without carrying it out.")
+        bool, typer.Option("--dry-run", help="Show the plan of the storm and do nothing.")
     ] = False,
     token: Token = None,
     token_file: TokenFile = None,
@@ -57,11 +58,11 @@ def chaos(
     key: Key = None,
     json_output: AsJson = False,
 ) -> None:
-    """Kill, freeze, remove and add workers at random, then check that the job kept its promises.
+    """Kill, freeze, remove and add workers at random, then check what must hold of every run.
 
-    Processes are hit only on this machine. Exit code 1: a promise was broken.
+    Only processes on this machine are killed or frozen. Exit code 1: a check failed.
     """
-    from tensorforge.launch.chaos.strikes import Blow, Job, Storm, judge
+    from tensorforge.launch.chaos.strikes import Job, Storm, StrikeResult, check_job
 
     chosen = secrets.randbelow(2**31) if seed is None else seed
     plan = plan_storm(
@@ -74,18 +75,16 @@ def chaos(
     if dry_run:
         _show_plan(plan.strikes, chosen, json_output=json_output)
         return
-    if run_dir is None and coordinator is None:  # nobody storms a job by accident
-        raise InvalidInputError("which job? name its --run-dir or its --coordinator")
+    if run_dir is None and coordinator is None:  # never hit a job that the user has not named
+        raise InvalidInputError("name the job with --run-dir or --coordinator")
     address, run_dir = locate(coordinator, run_dir)
-    if token is None and token_file is None:
-        token_file = token_of(run_dir)
 
-    def say(blow: Blow) -> None:
+    def show(strike: StrikeResult) -> None:
         if not json_output:
-            whom = blow.victim or "nobody"
-            typer.echo(f"{blow.at:7.2f} s  {blow.kind.value:<16} {whom:<12} {blow.note}")
+            victim = strike.victim or "nobody"
+            typer.echo(f"{strike.at:7.2f} s  {strike.kind.value:<16} {victim:<12} {strike.note}")
 
-    job = Job(connect(address, token, token_file, ca, cert, key), address, run_dir)
+    job = Job(connect(address, token, token_file, ca, cert, key, run_dir), run_dir)
     try:
         view = job.open()
         if not json_output:
@@ -93,13 +92,13 @@ def chaos(
             members = counted(len(view.workers), "worker")
             typer.echo(f"storm {chosen}: {strikes} in {duration:g} s")
             typer.echo(f"against {members}, generation {view.generation}")
-        blows = Storm(plan, job, say).rage()
-        report = judge(job, settle=settle, until_end=until_end, blows=blows)
+        results = Storm(plan, job, show).run()
+        report = check_job(job, settle=settle, until_end=until_end, strikes=results)
     finally:
         job.close()
     if json_output:
-        told = dataclasses.asdict(report) | {"seed": chosen, "survived": report.survived}
-        typer.echo(json.dumps(told, default=lambda kind: kind.value))
+        facts = dataclasses.asdict(report) | {"seed": chosen, "survived": report.survived}
+        typer.echo(json.dumps(facts, default=lambda kind: kind.value))
     else:
         for verdict in report.verdicts:
             mark = "held  " if verdict.holds else "BROKEN"
@@ -109,10 +108,10 @@ def chaos(
 
 
 def _show_plan(strikes: tuple[Strike, ...], seed: int, *, json_output: bool) -> None:
-    plain = [dataclasses.asdict(strike) for strike in strikes]
     if json_output:
-        typer.echo(json.dumps({"seed": seed, "strikes": plain}, default=lambda kind: kind.value))
+        plan = {"seed": seed, "strikes": [dataclasses.asdict(strike) for strike in strikes]}
+        typer.echo(json.dumps(plan, default=lambda kind: kind.value))
         return
-    typer.echo(f"storm {seed}: {counted(len(plain), 'strike')}")
-    for strike in plain:
-        typer.echo(f"{strike['at']:7.2f} s  {strike['kind'].value}")
+    typer.echo(f"storm {seed}: {counted(len(strikes), 'strike')}")
+    for strike in strikes:
+        typer.echo(f"{strike.at:7.2f} s  {strike.kind.value}")

@@ -1,4 +1,4 @@
-"""`tensorforge checkpoint`: what there is, what is kept, what to restore."""
+"""`tensorforge checkpoint`: list, verify, compare, convert, delete and restore checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import typer
 from tensorforge.cli import _catalog_commands, _checkpoint_commands
 
 app = typer.Typer(
-    help="What checkpoints there are, what is kept, what to restore.", no_args_is_help=True
+    help="List, verify, compare, convert, delete and restore checkpoints.", no_args_is_help=True
 )
 _checkpoint_commands.register(app)
 _catalog_commands.register(app)

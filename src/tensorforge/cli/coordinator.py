@@ -1,4 +1,4 @@
-"""`tensorforge coordinator`: lead a run."""
+"""`tensorforge coordinator`: coordinate the workers of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import signal
 import sys
 import threading
 from pathlib import Path
-from types import FrameType
 from typing import Annotated
 
 import msgspec
@@ -20,10 +19,11 @@ from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.errors import InvalidInputError
 from tensorforge.security import TokenStore
 
-app = typer.Typer(help="Lead a run: who is a member, when to rescale, and why.")
+app = typer.Typer(help="Coordinate a run: admit workers, detect failures, decide rescales.")
 
 EXIT_ABORTED = 3
-_LAST_WORDS = 1.0
+_SERVE_AFTER_END_SECONDS = 1.0
+"""How long the coordinator serves after the end of the run, so that the workers learn of it."""
 
 
 def _config(text: str | None, options: dict[str, int | None]) -> ElasticTrainingConfig:
@@ -34,15 +34,13 @@ def _config(text: str | None, options: dict[str, int | None]) -> ElasticTraining
         try:
             given = msgspec.json.decode(source, type=dict[str, object])
         except msgspec.DecodeError as error:
-            raise InvalidInputError(
-                f"--config: neither JSON nor a file with JSON: {error}"
-            ) from error
+            raise InvalidInputError(f"--config: neither JSON nor a file: {error}") from error
         if set(given) == {"type", "version", "data"}:
             given = msgspec.convert(given["data"], dict[str, object])
     given |= {name: value for name, value in options.items() if value is not None}
     unknown = sorted(set(given) - set(ElasticTrainingConfig.__dataclass_fields__))
     if unknown:
-        raise InvalidInputError(f"--config: no option is called {', '.join(unknown)}")
+        raise InvalidInputError(f"--config: no such option: {', '.join(unknown)}")
     try:
         return msgspec.convert(given, ElasticTrainingConfig)
     except msgspec.ValidationError as error:
@@ -51,30 +49,36 @@ def _config(text: str | None, options: dict[str, int | None]) -> ElasticTraining
 
 @app.command()
 def coordinator(
-    host: Annotated[str, typer.Option(help="Where to listen.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="0 picks a free one.")] = 29_400,
+    host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The port; 0 picks a free one.")] = 29_400,
     journal: Annotated[
         str, typer.Option(help="Path or URL of the metadata database.")
     ] = "tensorforge-run/meta.db",
     run: Annotated[str, typer.Option(help="The run's name in the journal.")] = "default",
-    workers: Annotated[int | None, typer.Option(help="How many workers to expect.")] = None,
-    min_workers: Annotated[int | None, typer.Option(help="Training pauses below this.")] = None,
-    max_workers: Annotated[int | None, typer.Option(help="`scale` goes no higher.")] = None,
+    workers: Annotated[int | None, typer.Option(help="The target number of workers.")] = None,
+    min_workers: Annotated[
+        int | None, typer.Option(help="Training pauses with fewer workers.")
+    ] = None,
+    max_workers: Annotated[
+        int | None, typer.Option(help="The highest number that `scale` accepts.")
+    ] = None,
     rescale_timeout_ms: Annotated[
-        int | None, typer.Option(help="How long a rescale, or a pause, may take.")
+        int | None, typer.Option(help="The longest time of a rescale or a pause.")
     ] = None,
     max_consecutive_failures: Annotated[
         int | None,
-        typer.Option(help="So many failures in a row without a step between end the run."),
+        typer.Option(help="How many failures in a row, without a step between, end the run."),
     ] = None,
     stability_window_ms: Annotated[
-        int | None, typer.Option(help="Quiet before joiners are taken in.")
+        int | None, typer.Option(help="Time without a change before new workers are admitted.")
     ] = None,
     worker_heartbeat_timeout_ms: Annotated[
-        int | None, typer.Option(help="Silence after which a worker counts as lost.")
+        int | None,
+        typer.Option(help="Time without a heartbeat after which a worker counts as lost."),
     ] = None,
     failure_tolerance_percentage: Annotated[
-        int | None, typer.Option(help="Per cent of the workers that may be lost between two steps.")
+        int | None,
+        typer.Option(help="The percentage of workers that may be lost between two steps."),
     ] = None,
     config: Annotated[
         str | None, typer.Option(help="All options as JSON, or a file with it.")
@@ -83,28 +87,28 @@ def coordinator(
         int | None, typer.Option(help="Serve Prometheus metrics at /metrics.")
     ] = None,
     token_file: Annotated[
-        Path | None, typer.Option(help="The job token, for every role; made if it is missing.")
+        Path | None,
+        typer.Option(help="The token for every role; the file is made if it is missing."),
     ] = None,
     join_token_file: Annotated[
-        Path | None, typer.Option(help="A token that may only join; made if it is missing.")
+        Path | None, typer.Option(help="A token that allows joining only; made if it is missing.")
     ] = None,
     observe_token_file: Annotated[
-        Path | None, typer.Option(help="A token that may only look; made if it is missing.")
+        Path | None, typer.Option(help="A token that allows observing only; made if it is missing.")
     ] = None,
     ca: Ca = None,
     cert: Cert = None,
     key: Key = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Go on with a run that has ended.")
-    ] = False,
+    again: Annotated[bool, typer.Option("--again", help="Continue a run that has ended.")] = False,
     lease_wait: Annotated[
-        float, typer.Option(help="Seconds to wait for another coordinator's lease to end.")
+        float,
+        typer.Option(help="How many seconds to wait for another coordinator's lease to expire."),
     ] = 30.0,
     json_output: AsJson = False,
 ) -> None:
-    """Lead a run until it ends. Killed and started again on the same journal, it goes on.
+    """Coordinate a run until it ends. Started again on the same journal, it continues the run.
 
-    Exit code 0: the run completed, or was told to stop; 3: it aborted; 1: an error.
+    Exit code 0: the run completed, or a signal stopped the coordinator; 3: the run was aborted; 1: an error.
     """
     from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
 
@@ -120,7 +124,7 @@ def coordinator(
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr
     )
-    leader = ElasticCoordinator(
+    server = ElasticCoordinator(
         _config(config, options),
         host=host,
         port=port,
@@ -134,31 +138,24 @@ def coordinator(
         lease_wait=lease_wait,
     )
     asked_to_stop = threading.Event()
-
-    def stop(_signal: int, _frame: FrameType | None) -> None:
-        asked_to_stop.set()
-
-    gc.freeze()  # what was imported stays: no full collection need look at it while workers wait
-    with leader:
-        signal.signal(signal.SIGTERM, stop)
-        signal.signal(signal.SIGINT, stop)
-        where = {"address": leader.address, "metrics": leader.metrics_address, "run": run}
-        if json_output:
-            typer.echo(json.dumps(where))
-        else:
-            typer.echo(f"The coordinator of run {run!r} serves at {leader.address}")
+    gc.freeze()  # a full collection need not visit imported modules while workers wait
+    with server:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: asked_to_stop.set())
+        where = {"address": server.address, "metrics": server.metrics_address, "run": run}
+        text = f"The coordinator of run {run!r} serves at {server.address}"
+        typer.echo(json.dumps(where) if json_output else text)
         sys.stdout.flush()
         outcome = None
         while outcome is None and not asked_to_stop.is_set():
-            outcome = leader.wait_until_ended(0.1)
+            outcome = server.wait_until_ended(0.1)
         if outcome is not None:
-            asked_to_stop.wait(_LAST_WORDS)
+            asked_to_stop.wait(_SERVE_AFTER_END_SECONDS)
     if outcome is None:
         return
-    if json_output:
-        typer.echo(json.dumps({"outcome": outcome.outcome, "reason": outcome.reason}))
-    else:
-        typer.echo(f"The run {outcome.outcome}: {outcome.reason}")
+    ended = {"outcome": outcome.outcome, "reason": outcome.reason}
+    text = f"The run {outcome.outcome}: {outcome.reason}"
+    typer.echo(json.dumps(ended) if json_output else text)
     if outcome.outcome == "aborted":
         raise typer.Exit(EXIT_ABORTED)
 

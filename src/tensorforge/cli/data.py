@@ -57,18 +57,19 @@ def plan(
     before: Annotated[int, typer.Option("--from", help="Workers before the change.")],
     after: Annotated[int, typer.Option("--to", help="Workers after it.")],
     lost: Annotated[
-        int, typer.Option(help="How many of the old workers are gone; others join in their place.")
+        int,
+        typer.Option(help="How many of the old workers are lost; new workers join in their place."),
     ] = 0,
     strategy: Annotated[
-        RedistributionType, typer.Option(help="How data finds its new owners.")
+        RedistributionType, typer.Option(help="How data is assigned to workers.")
     ] = RedistributionType.INCREMENTAL,
     shards: Annotated[
-        int | None, typer.Option(help="Move whole shards, of so many; else single samples.")
+        int | None, typer.Option(help="Plan in whole shards, this many; default: in samples.")
     ] = None,
-    consumed: Annotated[int, typer.Option(help="Samples consumed already, from the front.")] = 0,
+    consumed: Annotated[int, typer.Option(help="Samples already consumed, from the first on.")] = 0,
     json_output: AsJson = False,
 ) -> None:
-    """Show what a change of workers would move, beside the least that any plan must. Nothing is moved."""
+    """Show what a change of workers would move, and the minimum that any plan must move. Moves no data."""
     old, new = _topologies(before, after, lost)
     redistributor = DataRedistributor(ElasticTrainingConfig(redistribution_type=strategy))
     if shards is None:
@@ -76,7 +77,9 @@ def plan(
             raise InvalidInputError(f"--consumed {consumed}: must lie between 0 and {samples}")
         found = redistributor.calculate_plan(old, new, samples, consumed=IntervalSet.span(consumed))
     elif consumed:
-        raise InvalidInputError("--consumed does not go with --shards: whole shards move whole")
+        raise InvalidInputError(
+            "--consumed cannot be combined with --shards: a shard moves as a whole"
+        )
     else:
         found = redistributor.calculate_shard_plan(old, new, partition(samples, shards))
     redistributor.validate_redistribution(new, found).require()
@@ -89,7 +92,8 @@ def plan(
 def _topologies(before: int, after: int, lost: int) -> tuple[ClusterTopology, ClusterTopology]:
     if before < 0 or after < 0 or not 0 <= lost <= before:
         raise InvalidInputError(
-            f"--from {before} --to {after} --lost {lost}: numbers of workers, and of these, lost ones"
+            f"--from {before} --to {after} --lost {lost}: must not be negative, and at most "
+            f"--from workers can be lost"
         )
     names = (WorkerId(f"worker-{number}", "planned", 0) for number in range(before + after))
     workers = tuple(names)
@@ -153,13 +157,13 @@ def _show_plan(found: DataRedistributionPlan) -> None:
 
 @app.command()
 def ledger(
-    file: Annotated[Path, typer.Argument(help="The history that a run wrote.")],
+    file: Annotated[Path, typer.Argument(help="The step history that a run wrote.")],
     complete: Annotated[
-        bool, typer.Option("--complete", help="Fail unless the last epoch is over, too.")
+        bool, typer.Option("--complete", help="Fail unless the last epoch is complete.")
     ] = False,
     json_output: AsJson = False,
 ) -> None:
-    """Replay a run's committed steps and prove that each sample was in exactly one of them per epoch."""
+    """Replay a run's committed steps and prove that no sample was in two steps of an epoch."""
     proof = prove_history(file)
     if json_output:
         typer.echo(json.dumps(_proof_facts(proof), indent=2))
@@ -168,7 +172,7 @@ def ledger(
             typer.echo(str(epoch))
         typer.echo(
             f"proven from {proof.ledger.committed_step + 1} committed steps of {proof.generations} "
-            f"generations; {proof.voided_steps} steps were made void by a resume"
+            f"generations; {proof.voided_steps} steps are void because of a resume"
         )
     if complete and not proof.is_complete:
         raise TensorForgeError(f"{proof.ledger.remaining.size} samples of the last epoch remain")
@@ -201,11 +205,13 @@ def pack(
     target: Annotated[str, typer.Argument(help="Folder or URL to pack into.")],
     kind: Annotated[Kind, typer.Option(help="What the samples are.")] = Kind.ARRAY,
     sample_length: Annotated[
-        int | None, typer.Option(help="Tokens per sample; neighbours share one.")
+        int | None, typer.Option(help="Tokens per sample; consecutive samples share one.")
     ] = None,
-    segments: Annotated[int, typer.Option(min=1, help="Files to make; a shard each is best.")] = 64,
+    segments: Annotated[
+        int, typer.Option(min=1, help="Files to write; one per shard is best.")
+    ] = 64,
     shuffle: Annotated[
-        int | None, typer.Option(help="Shuffle with this seed, so that a shard is a fair draw.")
+        int | None, typer.Option(help="Shuffle with this seed, so that a shard is a random sample.")
     ] = None,
     json_output: AsJson = False,
 ) -> None:
@@ -228,7 +234,9 @@ def _read_samples(source: Path, kind: Kind, sample_length: int | None) -> Any:
     if not source.is_file():
         raise NotFoundError(f"there is no file {source}")
     if (kind is Kind.TOKENS) != (sample_length is not None):
-        raise InvalidInputError("--sample-length goes with --kind tokens, and is needed there")
+        raise InvalidInputError(
+            "--sample-length is required with --kind tokens and not allowed without"
+        )
     if kind is Kind.LINES:
         return [line for line in source.read_bytes().splitlines() if line.strip()]
     import numpy as np
@@ -242,7 +250,7 @@ def _read_samples(source: Path, kind: Kind, sample_length: int | None) -> Any:
 
 @contextlib.contextmanager
 def _progress(quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on standard error; nothing for machines."""
+    """A progress bar on standard error, if that is a terminal and not `quiet`."""
     console = Console(file=sys.stderr)
     with Progress(console=console, disable=quiet or not console.is_terminal) as bar:
         task = bar.add_task("packing", total=None)

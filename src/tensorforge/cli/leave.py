@@ -1,4 +1,4 @@
-"""`tensorforge leave`: let a worker go."""
+"""`tensorforge leave`: make a worker leave the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorforge.cli._cluster import AsJson, as_json, member_count, operator, wi
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.wording import counted
 
-app = typer.Typer(help="Let a worker leave after its current step.")
+app = typer.Typer(help="Make a worker leave after its current step.")
 
 
 @app.command()
@@ -20,9 +20,8 @@ def leave(
     worker: Annotated[str, typer.Argument(help="The worker's id.")],
     json_output: AsJson = False,
 ) -> None:
-    """Let a worker finish its step and leave; the others go on without it."""
+    """Make a worker finish its step and leave; the others continue without it."""
     view = client.remove(worker, by=operator())
-    text = (
-        f"{worker} leaves; generation {view.generation} has {counted(member_count(view), 'worker')}"
-    )
+    members = counted(member_count(view), "worker")
+    text = f"{worker} leaves; generation {view.generation} has {members}"
     typer.echo(as_json(view) if json_output else text)

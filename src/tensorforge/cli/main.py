@@ -1,4 +1,4 @@
-"""The entry point: finds commands by module name and turns errors into messages."""
+"""The entry point: finds commands by module name and prints errors as messages."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tensorforge.errors import TensorForgeError
 
 
 def command_modules() -> dict[str, str]:
-    """Command name → module, for every command there is."""
+    """The module of each command, by the command's name."""
     return {
         module.name.replace("_", "-"): f"{cli.__name__}.{module.name}"
         for module in pkgutil.iter_modules(cli.__path__)
@@ -29,7 +29,7 @@ def command_modules() -> dict[str, str]:
 
 
 class _CommandsByModule(TyperGroup):
-    """Imports a command's module only when that command, or the list of all, is asked for."""
+    """Imports a command's module only when that command runs or all commands are listed."""
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002  the framework's signature
         return sorted(command_modules())
@@ -39,7 +39,7 @@ class _CommandsByModule(TyperGroup):
         if module is None:
             return None
         app = importlib.import_module(module).app
-        app._add_completion = False  # noqa: SLF001  it is an option of the program, not of each command
+        app._add_completion = False  # noqa: SLF001  an option of the program, not of each command
         command = typer.main.get_command(app)
         command.name = cmd_name
         return command
@@ -66,11 +66,11 @@ def _root(
         typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version."),
     ] = False,
 ) -> None:
-    """Take the options that stand before the command."""
+    """Handle the options before the command."""
 
 
 def _open_closed_streams() -> None:
-    """Whoever closed a standard stream (`>&-`) wants silence, not files that take its number."""
+    """Open closed standard streams (`>&-`) on /dev/null, so that no other file gets their descriptor."""
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         if getattr(sys, name) is None:
             descriptor = os.open(os.devnull, os.O_RDWR)
@@ -81,18 +81,18 @@ def _open_closed_streams() -> None:
             setattr(sys, name, open(number, mode, closefd=False))  # noqa: SIM115  stays open
 
 
-def _escape_what_cannot_be_shown() -> None:
-    """A worker may print what the terminal's encoding lacks: no reason to end the run."""
+def _escape_unencodable_output() -> None:
+    """Print characters that the terminal's encoding lacks as escapes instead of raising."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
             stream.reconfigure(errors="backslashreplace")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line. A `TensorForgeError` is a message and exit code 1, not a traceback."""
+    """Run the command line. A `TensorForgeError` is printed as a message with exit code 1."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     _open_closed_streams()
-    _escape_what_cannot_be_shown()
+    _escape_unencodable_output()
     try:
         app(words)
     except TensorForgeError as error:
@@ -101,6 +101,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         typer.secho(f"error: {error}", err=True, fg=typer.colors.RED)
         raise SystemExit(1) from None
     except BrokenPipeError:
-        # The reader of our output went away (`| head`): not an error of ours.
+        # The reader of the output has closed its pipe (`| head`); that is no error.
         sys.stderr.close()
         raise SystemExit(141) from None

@@ -1,4 +1,4 @@
-"""Record the allocations of a program, replay them through policies, and size a pool for them."""
+"""Record the allocations of a program, replay them through placement policies, and size a pool."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import typer
 from tensorforge.errors import InvalidInputError, NotFoundError, TensorForgeError
 
 if TYPE_CHECKING:
-    from tensorforge.memory.traces.advise import Advice
+    from tensorforge.memory.traces.pool_advice import Advice
     from tensorforge.memory.traces.replay import BoundedReplay, Replay
     from tensorforge.memory.traces.trace import AllocationTrace
 
@@ -33,14 +33,16 @@ Trace = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Device = Annotated[int, typer.Option(help="Which device's history of a PyTorch snapshot to read.")]
+Device = Annotated[
+    int, typer.Option(help="The device whose history is read from a PyTorch snapshot.")
+]
 Plot = Annotated[
     Path | None, typer.Option(help="Draw memory over time and the block map: .png, .svg or .html.")
 ]
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `123`, `512k`, `1.5GiB`; the units are powers of 1024."""
+    """The number of bytes that `123`, `512k` or `1.5GiB` means; units are powers of 1024."""
     found = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", text.lower())
     if found is None:
         raise InvalidInputError(f"{text!r} is not a size; write for example 512M or 1.5GiB")
@@ -48,7 +50,7 @@ def parse_size(text: str) -> int:
 
 
 def show_size(nbytes: float) -> str:
-    """Bytes as people read them."""
+    """A number of bytes with a unit, for people."""
     for unit in ("bytes", "KiB", "MiB", "GiB"):
         if abs(nbytes) < 1024 or unit == "GiB":
             return f"{nbytes:.0f} {unit}" if unit == "bytes" else f"{nbytes:.1f} {unit}"
@@ -60,20 +62,20 @@ def show_size(nbytes: float) -> str:
 def record(
     context: typer.Context,
     script: Annotated[Path, typer.Argument(help="The Python program to run and record.")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="Where the trace goes.")] = Path(
-        "trace.json.gz"
-    ),
-    device: Annotated[str, typer.Option(help="Which device's allocations: cpu or cuda.")] = "cpu",
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="The file to write the trace to.")
+    ] = Path("trace.json.gz"),
+    device: Annotated[str, typer.Option(help="The device to record: cpu or cuda.")] = "cpu",
     as_json: AsJson = False,
 ) -> None:
-    """Run a program and record every allocation torch makes. Options of ours stand before SCRIPT."""
+    """Run a program and record every allocation of torch. Options after SCRIPT go to the program."""
     if not script.is_file():
         raise NotFoundError(f"there is no program {script}")
     if not output.parent.is_dir():
         raise NotFoundError(f"there is no folder {output.parent} for the trace")
     from tensorforge.memory.traces.recording import record_allocations
 
-    # With --json the standard output is ours alone.
+    # With --json, standard output has nothing but the JSON.
     quiet = contextlib.redirect_stdout(sys.stderr) if as_json else contextlib.nullcontext()
     with record_allocations(device=device, name=script.stem) as recording, quiet:
         status = _run_script(script, context.args)
@@ -96,10 +98,10 @@ def replay(
     trace: Trace,
     policy: Annotated[
         list[str] | None,
-        typer.Option(help="A policy to run; may be given again. Default: all of them."),
+        typer.Option(help="A policy to replay; may be repeated. Default: all."),
     ] = None,
     capacity: Annotated[
-        str | None, typer.Option(help="Also run the real pool with so much memory, e.g. 512M.")
+        str | None, typer.Option(help="Also replay through a pool of this size, e.g. 512M.")
     ] = None,
     compact: Annotated[
         bool, typer.Option(help="With --capacity: defragment when a request finds no room.")
@@ -112,9 +114,9 @@ def replay(
     device: Device = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Run a trace through placement policies and compare what each needs."""
-    from tensorforge.memory.pool.policies import POLICY_NAMES
-    from tensorforge.memory.traces.library import open_trace
+    """Replay a trace through placement policies and compare the memory that each needs."""
+    from tensorforge.memory.pool.placement_policies import POLICY_NAMES
+    from tensorforge.memory.traces.bundled_traces import open_trace
     from tensorforge.memory.traces.replay import replay_bounded, replay_trace
 
     if compact and capacity is None:
@@ -142,15 +144,15 @@ def advise(
         str | None, typer.Option(help="Judge a pool of this size, e.g. 8GiB.")
     ] = None,
     headroom: Annotated[
-        float, typer.Option(help="Room above the smallest pool to recommend.")
+        float, typer.Option(help="Factor by which the recommended pool exceeds the smallest.")
     ] = 1.1,
     plot: Plot = None,
     device: Device = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Say how large a pool must be, whether CAPACITY is enough, and what fragments it."""
-    from tensorforge.memory.traces.advise import advise_pool
-    from tensorforge.memory.traces.library import open_trace
+    """Show how large a pool must be, whether CAPACITY is enough, and what fragments the pool."""
+    from tensorforge.memory.traces.bundled_traces import open_trace
+    from tensorforge.memory.traces.pool_advice import advise_pool
     from tensorforge.memory.traces.replay import replay_trace
 
     found = open_trace(trace, device=device)
@@ -170,7 +172,7 @@ def advise(
 
 
 def _run_script(script: Path, arguments: list[str]) -> int | None:
-    """Run a program as `python script arguments` would; answers its exit status."""
+    """Run a program as `python script arguments` would and return its exit status."""
     saved_argv, saved_path = sys.argv, sys.path[:]
     sys.argv = [str(script), *arguments]
     sys.path.insert(0, str(script.resolve().parent))
@@ -183,7 +185,7 @@ def _run_script(script: Path, arguments: list[str]) -> int | None:
         return 1
     except TensorForgeError:
         raise
-    except Exception as error:  # noqa: BLE001  the program's own failure: what was recorded is kept
+    except Exception as error:  # noqa: BLE001  the program failed; its recording is kept
         typer.secho(f"{script} failed: {type(error).__name__}: {error}", err=True, fg="red")
         return 1
     finally:
@@ -207,7 +209,7 @@ def _write_pictures(
 
         save_plot(trace, result, plot)
     if snapshot is not None:
-        from tensorforge.memory.traces.snapshot import save_snapshot, snapshot_of_replay
+        from tensorforge.memory.traces.torch_snapshot import save_snapshot, snapshot_of_replay
 
         save_snapshot(snapshot_of_replay(trace, result), snapshot)
 
@@ -243,7 +245,9 @@ def _print_replays(
     )
     for result in results:
         needed = show_size(result.peak_reserved)
-        typer.echo(f"  {result.policy:14} {needed:>12}  {result.overhead:6.3f} of what is in use")
+        typer.echo(
+            f"  {result.policy:14} {needed:>12}  {result.overhead:6.3f} times the bytes in use"
+        )
     if bounded is None:
         return
     moved = f", {show_size(bounded.moved_bytes)} moved" if bounded.compactions else ""

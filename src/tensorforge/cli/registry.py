@@ -1,4 +1,4 @@
-"""`tensorforge registry`: models, their versions, where they stand and why."""
+"""`tensorforge registry`: models, their versions, states and history."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tensorforge.cli._registry_output import (
     Database,
     console,
     entry_lines,
-    existing,
+    open_existing,
     print_json,
     progress_bar,
     table_of,
@@ -30,31 +30,31 @@ from tensorforge.registry import (
     ModelRegistry,
     Sla,
 )
-from tensorforge.registry.database.transitions import FORCE
+from tensorforge.registry.database.writes.transitions import FORCE
 from tensorforge.registry.domain.deployment_lifecycle import DEPLOYMENT_LIFECYCLE
 from tensorforge.registry.domain.versions import require_version
 from tensorforge.registry.export import Registration, register_checkpoint, register_weights
 from tensorforge.registry.model_registry import local_actor
 from tensorforge.registry.weights import describe_weights
 
-app = typer.Typer(help="Models, their versions, where they stand and why.", no_args_is_help=True)
+app = typer.Typer(help="Models, their versions, states and history.", no_args_is_help=True)
 app.add_typer(_registry_tokens.app, name="token")
 
 Model = Annotated[str, typer.Argument(help="The model's name.")]
-Wanted = Annotated[str, typer.Argument(help="A version, a range like ^1.2, a state, an alias.")]
-Reason = Annotated[str, typer.Option(help="Why; it is kept in the audit.")]
+Version = Annotated[str, typer.Argument(help="A version, a range like ^1.2, a state, an alias.")]
+Reason = Annotated[str, typer.Option(help="Why; the audit keeps the reason.")]
 
 
 @app.command("ls")
 def list_models(
     model: Annotated[str | None, typer.Argument(help="Only this model's versions.")] = None,
     where: Annotated[str, typer.Option(help="A filter, such as state = 'production'.")] = "",
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=10_000)] = 50,
+    limit: Annotated[int, typer.Option(help="The highest number of rows.", min=1, max=10_000)] = 50,
     database: Database = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
     """List models, or the versions of one."""
-    with existing(database) as registry:
+    with open_existing(database) as registry:
         if model is None and not where:
             _list_all(registry, limit, as_json=as_json)
             return
@@ -102,12 +102,12 @@ def _list_all(registry: ModelRegistry, limit: int, *, as_json: bool) -> None:
 @app.command()
 def show(
     model: Model,
-    version: Annotated[str, typer.Argument(help="A version, range, state or alias.")] = "latest",
+    version: Version = "latest",
     database: Database = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Show a version: where it stands, what was measured, what may follow."""
-    with existing(database) as registry:
+    """Show a version: its state, its newest validations, and the states that may follow."""
+    with open_existing(database) as registry:
         metadata = registry.resolve(model, version)
         validations = registry.validations(model, metadata.version, limit=5)
         sla = registry.get_model(model).sla
@@ -146,7 +146,7 @@ def _facts(metadata: ModelMetadata) -> list[tuple[str, str]]:
         ("tags", ", ".join(f"{key}={value}" for key, value in metadata.tags.items())),
         ("description", metadata.description),
         ("registered", f"{when(metadata.registered_at)} by {metadata.registered_by}"),
-        ("may go to", ", ".join(state.value for state in following)),
+        ("may enter", ", ".join(state.value for state in following)),
     ]
 
 
@@ -174,26 +174,28 @@ def register(
         str | None, typer.Option(help="A checkpoint store (folder or URL) to export from.")
     ] = None,
     prefix: Annotated[
-        str | None, typer.Option(help="Which checkpoint; the newest if left out.")
+        str | None, typer.Option(help="Which checkpoint; without it, the newest.")
     ] = None,
     export_to: Annotated[
         Path | None, typer.Option(help="Where to write the exported weights.")
     ] = None,
     version: Annotated[
-        str | None, typer.Option(help="The version; if left out, the one that is due.")
+        str | None, typer.Option(help="The version; without it, the one that is due.")
     ] = None,
     least: Annotated[Bump, typer.Option(help="At least this bump.")] = Bump.PATCH,
     input_shape: Annotated[str, typer.Option(help="Such as 3,224,224.")] = "",
     output_shape: Annotated[str, typer.Option(help="Such as 1000.")] = "",
-    run: Annotated[str, typer.Option(help="The training run it came from.")] = "",
-    step: Annotated[int | None, typer.Option(help="The step it came from.")] = None,
+    run: Annotated[str, typer.Option(help="The training run that the weights came from.")] = "",
+    step: Annotated[
+        int | None, typer.Option(help="The training step that the weights came from.")
+    ] = None,
     description: Annotated[str, typer.Option(help="What it is.")] = "",
     tag: Annotated[list[str] | None, typer.Option(help="key=value; may be repeated.")] = None,
     database: Database = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Register weights, or straight from a checkpoint."""
-    wanted = Registration(
+    """Register a version from weights, or from a checkpoint that is exported first."""
+    registration = Registration(
         model_id=model,
         version=None if version is None else require_version(version),
         least_bump=least,
@@ -208,7 +210,7 @@ def register(
     with ModelRegistry(database) as registry, progress_bar("Reading", quiet=as_json) as progress:
         if weights is not None:
             described = describe_weights(weights, progress=progress)
-            kept, due = register_weights(registry, wanted, described)
+            stored, due = register_weights(registry, registration, described)
         else:
             from tensorforge.storage.opening import open_store
 
@@ -216,43 +218,43 @@ def register(
                 raise InvalidInputError("--checkpoint needs --export-to FILE.safetensors")
             store = open_store(checkpoint or "")
             try:
-                kept, due = register_checkpoint(
-                    registry, wanted, store, export_to, prefix=prefix, progress=progress
+                stored, due = register_checkpoint(
+                    registry, registration, store, export_to, prefix=prefix, progress=progress
                 )
             finally:
                 store.close()
     if as_json:
-        print_json({"version": kept, "due": due})
+        print_json({"version": stored, "due": due})
         return
     why = ""
     if due is not None:
-        bump = "" if kept.number == 1 else f"{due.bump.value}: "
+        bump = "" if stored.number == 1 else f"{due.bump.value}: "
         why = f" ({bump}{'; '.join(due.reasons)})"
-    typer.echo(f"Registered {kept.model_id} {kept.version}{why}")
+    typer.echo(f"Registered {stored.model_id} {stored.version}{why}")
 
 
 @app.command()
 def validate(
     model: Model,
-    version: Wanted,
+    version: Version,
     loader: Annotated[
         str, typer.Option(help="package.module:function or file.py:function; tensors → model.")
     ],
     data: Annotated[Path, typer.Option(help="safetensors or .npz with inputs and targets.")],
     weights: Annotated[
-        Path | None, typer.Option(help="The weights; the version's source if left out.")
+        Path | None, typer.Option(help="The weights; without it, the version's source.")
     ] = None,
     metric: Annotated[str, typer.Option(help="module:function (outputs, targets) → score.")] = "",
     batch_size: Annotated[int, typer.Option(help="Samples per timed request.", min=1)] = 1,
-    warm_up: Annotated[int, typer.Option(help="Requests before the clock runs.", min=0)] = 5,
+    warm_up: Annotated[int, typer.Option(help="Requests before the timed ones.", min=0)] = 5,
     repeats: Annotated[int, typer.Option(help="Timed requests.", min=1)] = 100,
     database: Database = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Load the registered weights, measure latency and accuracy, record the result."""
+    """Load the registered weights, measure latency and accuracy, and record the result."""
     from tensorforge.registry.model_validation import ValidationPlan, run_validation
 
-    with existing(database) as registry:
+    with open_existing(database) as registry:
         metadata = registry.resolve(model, version)
         plan = ValidationPlan(
             weights=weights or Path(metadata.source),
@@ -281,7 +283,9 @@ def validate(
             typer.echo(f"  {error}")
         if metadata.state is DeploymentState.CANARY:
             reasons = "; ".join(decision.reasons)
-            typer.echo(f"As a canary, beside what serves: {decision.verdict.value} ({reasons})")
+            typer.echo(
+                f"Compared with the version that serves: {decision.verdict.value} ({reasons})"
+            )
     if not result.passed:
         raise typer.Exit(1)
 
@@ -289,24 +293,24 @@ def validate(
 @app.command()
 def promote(
     model: Model,
-    version: Wanted,
+    version: Version,
     to: Annotated[DeploymentState, typer.Option(help="The state to enter.")],
     reason: Reason = "",
     force: Annotated[bool, typer.Option(help="Override missing evidence; needs --reason.")] = False,
     retire_previous: Annotated[
-        bool, typer.Option(help="Deprecate what was in production before.")
+        bool, typer.Option(help="Deprecate the versions that were in production before.")
     ] = False,
     database: Database = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Move a version along the lifecycle, upwards or back."""
-    with existing(database) as registry:
+    """Make a transition: take a version into another state of the lifecycle."""
+    with open_existing(database) as registry:
         metadata = registry.resolve(model, version)
         done = registry.transition_state(
             model,
             metadata.version,
             to,
-            actor=_powerful_actor(),
+            actor=_local_actor_with_force(),
             reason=reason,
             force=force,
             expected_revision=metadata.revision,
@@ -318,8 +322,8 @@ def promote(
     typer.echo(f"{model} {metadata.version}: {done.previous.value} → {to.value}")
 
 
-def _powerful_actor() -> Actor:
-    """Whoever can write the database directly may do everything; the audit says who it was."""
+def _local_actor_with_force() -> Actor:
+    """The local user, who may force transitions: a user who can write the database file may do everything."""
     return Actor(name=local_actor().name, scopes=frozenset({FORCE}))
 
 
@@ -327,12 +331,14 @@ def _powerful_actor() -> Actor:
 def rollback(
     model: Model,
     reason: Reason = "",
-    to: Annotated[str | None, typer.Option(help="A version that stands by in production.")] = None,
+    to: Annotated[
+        str | None, typer.Option(help="The version that will serve; without it, the best one.")
+    ] = None,
     database: Database = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Deprecate what serves and let the best version standing by serve, in one step."""
-    with existing(database) as registry:
+    """Deprecate the version that serves and let another version in production serve, in one step."""
+    with open_existing(database) as registry:
         target = None if to is None else require_version(to)
         done = registry.rollback(model, to=target, reason=reason)
     if as_json:
@@ -346,12 +352,14 @@ def history(
     model: Model,
     version: Annotated[str | None, typer.Option(help="Only this version.")] = None,
     after: Annotated[int, typer.Option(help="Only rows after this one.", min=0)] = 0,
-    limit: Annotated[int, typer.Option(help="At most so many.", min=1, max=10_000)] = 100,
+    limit: Annotated[
+        int, typer.Option(help="The highest number of rows.", min=1, max=10_000)
+    ] = 100,
     database: Database = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
     """Show who did what, when, why and on what evidence."""
-    with existing(database) as registry:
+    with open_existing(database) as registry:
         wanted = None if version is None else require_version(version)
         entries = registry.history(model, version=wanted, after=after, limit=limit)
     if as_json:
@@ -365,13 +373,13 @@ def history(
 @app.command()
 def diff(
     model: Model,
-    before: Annotated[str, typer.Argument(help="A version, range, state or alias.")],
-    after: Annotated[str, typer.Argument(help="A version, range, state or alias.")],
+    before: Version,
+    after: Version,
     database: Database = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Show what changed between two versions, and which bump the change calls for."""
-    with existing(database) as registry:
+    """Show what changed between two versions, and which bump the change needs."""
+    with open_existing(database) as registry:
         old, new = registry.resolve(model, before), registry.resolve(model, after)
         found = registry.diff(model, old.version, new.version)
     if as_json:
@@ -393,14 +401,14 @@ def diff(
 @app.command()
 def sla(
     model: Model,
-    max_latency_ms: Annotated[float, typer.Option(help="p99 latency at most.")],
-    min_accuracy: Annotated[float, typer.Option(help="Accuracy at least.")],
+    max_latency_ms: Annotated[float, typer.Option(help="The highest p99 latency.")],
+    min_accuracy: Annotated[float, typer.Option(help="The lowest accuracy.")],
     database: Database = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Say what every version must reach before it may be promoted."""
+    """Set the limits that a version must meet to enter staging or production."""
     limits = Sla(max_latency_ms=max_latency_ms, min_accuracy=min_accuracy)
-    with existing(database) as registry:
+    with open_existing(database) as registry:
         registry.set_sla(model, limits)
     if as_json:
         print_json(limits)
@@ -410,8 +418,8 @@ def sla(
 
 @app.command()
 def audit(database: Database = DEFAULT, as_json: AsJson = False) -> None:
-    """Recompute the audit's chain; exit 1 and name the row if it was tampered with."""
-    with existing(database) as registry:
+    """Recompute the hashes of the audit; exit with 1 and name the row if one was tampered with."""
+    with open_existing(database) as registry:
         head = registry.verify_audit()
     if as_json:
         print_json(head)

@@ -1,4 +1,4 @@
-"""`tensorforge run`: train a script on local workers that may come and go."""
+"""`tensorforge run`: train a script on local workers whose number may change."""
 
 from __future__ import annotations
 
@@ -21,69 +21,68 @@ from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 _SIGNALLED = 128
 
-app = typer.Typer(help="Train a script on local workers that may come and go.")
+ScriptArguments = Annotated[
+    list[str] | None, typer.Argument(help="Passed to the script unchanged.")
+]
+AsModule = Annotated[bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")]
+
+app = typer.Typer(help="Train a script on local workers whose number may change.")
 
 
 @app.command(context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False})
 def run(
     script: Annotated[str, typer.Argument(help="The training script, or a module with -m.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="Passed on to the script as they are.")
-    ] = None,
-    workers: Annotated[int, typer.Option("--workers", "-n", help="How many to start with.")] = 1,
-    min_workers: Annotated[int, typer.Option(help="Training pauses below this.")] = 1,
-    max_workers: Annotated[int | None, typer.Option(help="`scale` goes no higher.")] = None,
+    arguments: ScriptArguments = None,
+    workers: Annotated[int, typer.Option("--workers", "-n", help="How many at the start.")] = 1,
+    min_workers: Annotated[int, typer.Option(help="Training pauses with fewer workers.")] = 1,
+    max_workers: Annotated[int | None, typer.Option(help="The limit of `scale`.")] = None,
     standbys: Annotated[
-        int, typer.Option(help="More workers, kept warm to take the place of one that fails.")
+        int, typer.Option(help="Additional connected workers, to replace one that fails.")
     ] = 0,
     spares: Annotated[
         int,
-        typer.Option(help="Processes with the script's heavy imports done, for the next worker."),
+        typer.Option(help="Waiting processes with the heavy imports done, for the next workers."),
     ] = 1,
-    module: Annotated[
-        bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")
-    ] = False,
+    module: AsModule = False,
     run_dir: Annotated[
         Path | None,
-        typer.Option(help="Journal, logs and checkpoints; an interrupted run goes on there."),
+        typer.Option(help="The run's folder; name that of an interrupted run to continue it."),
     ] = None,
-    max_restarts: Annotated[int, typer.Option(help="How many dead workers are replaced…")] = 10,
-    restart_window: Annotated[float, typer.Option(help="…within so many seconds.")] = 3600.0,
+    max_restarts: Annotated[int, typer.Option(help="How many failed workers are replaced…")] = 10,
+    restart_window: Annotated[float, typer.Option(help="…within this many seconds.")] = 3600.0,
     hang_timeout: Annotated[
-        float, typer.Option(help="Seconds without progress that make a hang; 0: never.")
+        float, typer.Option(help="Seconds without progress that count as a hang; 0: never.")
     ] = 300.0,
     join_timeout: Annotated[
-        float, typer.Option(help="Seconds that a worker may take to join; 0: any.")
+        float, typer.Option(help="Seconds within which a worker must join; 0: no limit.")
     ] = 300.0,
     stop_timeout: Annotated[
         float, typer.Option(help="Seconds that a graceful stop may take.")
     ] = 30.0,
     heartbeat_timeout: Annotated[
-        float, typer.Option(help="Seconds of silence after which a worker counts as lost.")
+        float, typer.Option(help="Seconds without a heartbeat after which a worker counts as lost.")
     ] = 10.0,
     stability_window: Annotated[
-        float, typer.Option(help="Seconds of quiet before joiners are taken in.")
+        float, typer.Option(help="Seconds without a change before new workers are admitted.")
     ] = 1.0,
     rescale_timeout: Annotated[
         float, typer.Option(help="Seconds that a rescale, or a pause, may take.")
     ] = 30.0,
     failure_tolerance: Annotated[
-        int, typer.Option(help="Per cent of the workers that may be lost between two steps.")
+        int, typer.Option(help="The percentage of workers that may be lost between two steps.")
     ] = 50,
     max_failures: Annotated[
-        int, typer.Option(help="So many failures in a row without a step between end the run.")
+        int, typer.Option(help="How many failures in a row, without a step between, end the run.")
     ] = 3,
-    host: Annotated[
-        str, typer.Option(help="Where the coordinator listens; workers elsewhere join there.")
-    ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(help="Its port; 0 picks a free one.")] = 0,
-    plain: Annotated[bool, typer.Option("--plain", help="Plain lines, on a terminal too.")] = False,
+    host: Annotated[str, typer.Option(help="Where the coordinator listens.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(help="The coordinator's port; 0 picks a free one.")] = 0,
+    plain: Annotated[bool, typer.Option("--plain", help="Print lines, no live view.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
 ) -> None:
-    """Train SCRIPT; its options come after its name.
+    """Train SCRIPT; the script's own options come after its name.
 
-    Dead workers are replaced, hung ones too. Interrupt once to stop after the current step with a
-    checkpoint, twice to stop at once. Exit code 0: training finished; 1: it failed; 130: interrupted.
+    Workers that die or hang are replaced. Interrupt once to stop after the current step with a checkpoint,
+    twice to stop at once. Exit code 0: training finished; 1: training failed; 130: interrupted.
     """
     from tensorforge.launch.display.displays import choose_display
     from tensorforge.launch.launcher import Launcher
@@ -126,13 +125,13 @@ def run(
         show_outcome(outcome, settings.run_dir, time.monotonic() - started, as_json=as_json)
         if sys.stdout is not None:
             sys.stdout.flush()
-    except OSError:  # nobody is there to read it; the exit code tells
+    except OSError:  # the reader of the output is gone; the exit code remains
         _discard_output()
     raise typer.Exit(outcome.code)
 
 
 def _discard_output() -> None:
-    """What nobody reads must not fail once more, and change the exit code, when the interpreter ends."""
+    """Send standard output to /dev/null, so that flushing it at exit cannot fail and change the exit code."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, sys.stdout.fileno())
@@ -140,32 +139,32 @@ def _discard_output() -> None:
 
 
 def script_arguments(words: list[str] | None) -> list[str]:
-    """What the script gets; `--` before it says only that what follows is the script's."""
+    """The arguments for the script, without a leading `--`."""
     given = list(words or ())
     return given[1:] if given[:1] == ["--"] else given
 
 
 def default_run_dir(script: str) -> Path:
-    """A folder of its own for each run, named after the script and the time."""
+    """A new folder under `runs`, named after the script and the time."""
     now = datetime.now(UTC).strftime("%Y%m%d-%H%M%S")
     return Path("runs") / f"{Path(script).stem}-{now}"
 
 
 def show_outcome(outcome: Outcome, folder: Path, seconds: float, *, as_json: bool) -> None:
-    """Say how it ended; of a failure, with the worker's own traceback."""
+    """Print the outcome; after a failure, also the worker's traceback."""
     if as_json:
-        told = {"event": "outcome", **dataclasses.asdict(outcome), "run_dir": str(folder)}
-        typer.echo(json.dumps({**told, "seconds": round(seconds, 3)}))
+        facts = {"event": "outcome", **dataclasses.asdict(outcome), "run_dir": str(folder)}
+        typer.echo(json.dumps({**facts, "seconds": round(seconds, 3)}))
     if outcome.code == 0:
         if not as_json:
             typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); logs in {folder}")
         return
     if outcome.code > _SIGNALLED:
-        again = f"with --run-dir {folder} it goes on, from the script's newest checkpoint if it saves any"
+        again = f"launch with --run-dir {folder} to continue from the newest checkpoint"
         typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); {again}", err=True)
         return
     failure = outcome.failure
-    if failure is not None and failure.shown:
-        typer.echo(f"the traceback of {outcome.worker}:\n{failure.shown}", err=True)
+    if failure is not None and failure.traceback_shown:
+        typer.echo(f"the traceback of {outcome.worker}:\n{failure.traceback_shown}", err=True)
     typer.secho(f"error: {outcome.reason}", err=True, fg=typer.colors.RED)
     typer.echo(f"logs: {folder / 'logs'}", err=True)

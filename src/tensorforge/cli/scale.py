@@ -1,4 +1,4 @@
-"""`tensorforge scale`: have another number of workers."""
+"""`tensorforge scale`: set the target number of workers."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from tensorforge.cli._cluster import AsJson, as_json, member_count, operator, wi
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.wording import counted
 
-app = typer.Typer(help="Have another number of workers.")
+app = typer.Typer(help="Set the target number of workers.")
 
 
 @app.command()
 @with_client
 def scale(
     client: CoordinatorClient,
-    workers: Annotated[int, typer.Argument(help="How many.")],
+    workers: Annotated[int, typer.Argument(help="The target.")],
     json_output: AsJson = False,
 ) -> None:
-    """Set the wanted number: surplus workers retire after their step, launchers start what is missing."""
+    """Set the target: surplus workers leave after their step, the launcher starts missing ones."""
     view = client.scale(workers, by=operator())
     members, generation = member_count(view), view.generation
     text = f"{counted(workers, 'worker')} wanted; generation {generation} has {members}"

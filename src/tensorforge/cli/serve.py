@@ -10,10 +10,10 @@ import typer
 
 from tensorforge.cli._registry_output import DEFAULT, AsJson, Database
 from tensorforge.errors import InvalidInputError
-from tensorforge.registry.limits import Limits
 from tensorforge.registry.model_registry import ModelRegistry
 from tensorforge.registry.service.http_server import ServerSettings
 from tensorforge.registry.service.http_server import serve as run_server
+from tensorforge.registry.service.limits import Limits
 from tensorforge.registry.tokens import DatabaseTokens
 
 app = typer.Typer(help="Serve the registry over HTTP: REST, MLflow's API, metrics.")
@@ -24,9 +24,13 @@ def serve(
     database: Database = DEFAULT,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port to listen on.", min=1, max=65535)] = 8600,
-    workers: Annotated[int, typer.Option(help="Processes that answer.", min=1)] = 1,
-    rate: Annotated[float, typer.Option(help="Requests per second and token, for long.")] = 2000.0,
-    max_body: Annotated[int, typer.Option(help="The longest body, in bytes.", min=1)] = 1_000_000,
+    workers: Annotated[int, typer.Option(help="How many worker processes answer.", min=1)] = 1,
+    rate: Annotated[
+        float, typer.Option(help="Requests per second and token, on average.")
+    ] = 2000.0,
+    max_body: Annotated[
+        int, typer.Option(help="The largest body of a request, in bytes.", min=1)
+    ] = 1_000_000,
     allow_private_webhooks: Annotated[
         bool, typer.Option(help="Let webhooks reach loopback, link-local and private addresses.")
     ] = False,
@@ -44,7 +48,7 @@ def serve(
     )
     with ModelRegistry(database) as registry:
         if registry.database.is_in_memory:
-            raise InvalidInputError("a registry in memory cannot be served: name a file or a URL")
+            raise InvalidInputError("a registry in memory cannot be served: give a file or a URL")
         tokens = len(DatabaseTokens(registry.database).records())
     _announce(settings, tokens, as_json=as_json)
     run_server(settings)
@@ -58,6 +62,6 @@ def _announce(settings: ServerSettings, tokens: int, *, as_json: bool) -> None:
     typer.echo(f"Registry on {url} (REST: /api/v1, MLflow: {url}, description: /openapi.json)")
     if not tokens:
         typer.echo(
-            "There is no token yet, so nobody can use it: "
+            "There is no token yet, so nobody can use the service: "
             "tensorforge registry token create ME --scope registry:read"
         )

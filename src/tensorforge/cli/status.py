@@ -1,4 +1,4 @@
-"""`tensorforge status`: who is in the cluster, where training stands, what happened."""
+"""`tensorforge status`: the workers, the last committed step and the rescales of a run."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rich.text import Text
 
 from tensorforge.cli._cluster import AsJson, as_json, member_count, with_client
 from tensorforge.elastic.client import CoordinatorClient
-from tensorforge.elastic.coordinator.machine.journal_records import RescaleRecord
 from tensorforge.elastic.protocol.cluster_view import ClusterView
+from tensorforge.elastic.protocol.rescale_record import RescalePhase, RescaleRecord
 from tensorforge.wording import counted
 
-app = typer.Typer(help="Who is in the cluster, where training stands, what happened.")
+app = typer.Typer(help="Show the workers, the last committed step and the rescales of a run.")
 
 _SHOWN = 8
-_ROOM_FOR_PARTS = 120
+_WIDTH_FOR_PHASES = 120
 
 
 @app.command()
 @with_client
 def status(
     client: CoordinatorClient,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Follow until interrupted.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Update until interrupted.")] = False,
     json_output: AsJson = False,
 ) -> None:
     """Show the cluster. With --watch and --json: one line of JSON for every change."""
@@ -48,7 +48,7 @@ def status(
 
 
 def render(view: ClusterView, width: int) -> RenderableType:
-    """The cluster as text and tables, for so many columns."""
+    """The cluster as text and tables, for a terminal of `width` columns."""
     return Group(_summary(view), _workers(view), _rescales(view.rescales[-_SHOWN:], width))
 
 
@@ -88,19 +88,13 @@ def _workers(view: ClusterView) -> Table:
 
 
 def _rescales(rescales: list[RescaleRecord], width: int) -> Table:
-    """Why, and how long in milliseconds: each part of it if there is room."""
-    parts = ("detection", "decision", "barrier", "forming", "first commit")
-    is_wide = width >= _ROOM_FOR_PARTS
-    table = Table("gen", "workers", "why", *(parts if is_wide else ()), "ms")
+    """The rescales with their reasons and milliseconds; a wide terminal shows each phase."""
+    phases = tuple(RescalePhase)
+    is_wide = width >= _WIDTH_FOR_PHASES
+    table = Table("gen", "workers", "why", *(phase.label for phase in phases if is_wide), "ms")
     for record in rescales:
-        times = (
-            record.detection_ms,
-            record.decision_ms,
-            record.barrier_ms,
-            record.forming_ms,
-            record.first_commit_ms,
-        )
-        shown = [_milliseconds(time) for time in (*(times if is_wide else ()), record.total_ms)]
+        times = [record.milliseconds.get(phase) for phase in phases if is_wide]
+        shown = [_milliseconds(time) for time in (*times, record.total_ms)]
         sizes = f"{record.old_size} → {record.new_size}"
         table.add_row(str(record.generation), sizes, record.reason, *shown)
     return table

@@ -1,4 +1,4 @@
-"""`tensorforge worker`: join a run from anywhere."""
+"""`tensorforge worker`: join a run from any machine."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from tensorforge import environment
 from tensorforge.cli._cluster import (
     Address,
     AsJson,
@@ -20,34 +21,29 @@ from tensorforge.cli._cluster import (
     Token,
     TokenFile,
     connect,
+    find_token,
     locate,
-    token_of,
 )
-from tensorforge.cli.run import script_arguments
-from tensorforge.elastic.protocol.token_files import read_token
+from tensorforge.cli.run import AsModule, ScriptArguments, script_arguments
 from tensorforge.errors import ConflictError, PermissionDeniedError
-from tensorforge.launch.launch_settings import require_script
+from tensorforge.launch.launch_settings import bootstrap_command, require_script
 
-app = typer.Typer(help="Join a run from anywhere.")
+app = typer.Typer(help="Join a run from any machine.")
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def worker(
-    script: Annotated[str, typer.Argument(help="The script that the other workers run, too.")],
-    arguments: Annotated[
-        list[str] | None, typer.Argument(help="Passed on to the script as they are.")
-    ] = None,
+    script: Annotated[str, typer.Argument(help="The script that the other workers run.")],
+    arguments: ScriptArguments = None,
     coordinator: Address = None,
     name: Annotated[
-        str | None, typer.Option("--id", help="The worker's name; by default host and process.")
+        str | None, typer.Option("--id", help="The worker's name; by default host name and pid.")
     ] = None,
-    module: Annotated[
-        bool, typer.Option("--module", "-m", help="SCRIPT is the name of a module.")
-    ] = False,
+    module: AsModule = False,
     run_dir: Annotated[
         Path | None,
         typer.Option(
-            help="The run's folder, if it can be reached from here: for logs, and to find it."
+            help="The run's folder, if this machine has it: to find the run and for logs."
         ),
     ] = None,
     token: Token = None,
@@ -59,37 +55,35 @@ def worker(
 ) -> None:
     """Run SCRIPT as one more worker of the run that the coordinator leads.
 
-    The process becomes the worker: SIGTERM or an interrupt makes it leave after its step, SIGUSR1 shows
-    the script's stack, and its exit code is the script's.
+    This process becomes the worker. SIGTERM or an interrupt makes it leave after its step, SIGUSR1 shows
+    the script's stack, and the exit code is that of the script.
     """
     if not module:
         require_script(script)
     coordinator, run_dir = locate(coordinator, run_dir)
-    if token is None and token_file is None:
-        token_file = token_of(run_dir)
-    with connect(coordinator, token, token_file, ca, cert, key) as client:
+    token = find_token(token, token_file, run_dir)
+    with connect(coordinator, token, None, ca, cert, key) as client:
         try:
             view = client.status()
         except PermissionDeniedError:
-            view = None  # a token that may join need not be one that may look
+            view = None  # a token for joining need not allow observing
     if view is not None and view.ended is not None:
         raise ConflictError(f"the run is over ({view.ended.outcome}): {view.ended.reason}")
-    if token_file is not None:
-        token = read_token(token_file)
     chosen = name or f"{socket.gethostname()}-{os.getpid()}"
-    variables = {
-        "TENSORFORGE_COORDINATOR": coordinator,
-        "TENSORFORGE_WORKER_ID": chosen,
-        "TENSORFORGE_TOKEN": token,
-        "TENSORFORGE_RUN_DIR": None if run_dir is None else str(run_dir.absolute()),
-        "TENSORFORGE_CA": ca,
-        "TENSORFORGE_CERT": cert,
-        "TENSORFORGE_KEY": key,
-    }
-    told = {"worker": chosen, "coordinator": coordinator, "pid": os.getpid()}
-    typer.echo(json.dumps(told) if json_output else f"{chosen} joins {coordinator}")
+    variables = environment.for_child(
+        {
+            environment.COORDINATOR: coordinator,
+            environment.WORKER_ID: chosen,
+            environment.TOKEN: token,
+            environment.RUN_DIR: None if run_dir is None else run_dir.absolute(),
+            environment.CA: ca,
+            environment.CERT: cert,
+            environment.KEY: key,
+        }
+    )
+    joined = {"worker": chosen, "coordinator": coordinator, "pid": os.getpid()}
+    typer.echo(json.dumps(joined) if json_output else f"{chosen} joins {coordinator}")
     sys.stdout.flush()
-    flag = ["-m"] if module else []
-    command = [sys.executable, "-m", "tensorforge.launch.processes.bootstrap", *flag, script]
-    given = {key: str(value) for key, value in variables.items() if value is not None}
-    os.execve(sys.executable, [*command, *script_arguments(arguments)], {**os.environ, **given})  # noqa: S606
+    words = script_arguments(arguments)
+    command = bootstrap_command(sys.executable, script, words, as_module=module)
+    os.execve(sys.executable, command, os.environ | variables)  # noqa: S606

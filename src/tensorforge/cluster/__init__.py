@@ -1,11 +1,9 @@
-"""The vocabulary of a cluster: who is in it, how it is configured, what happened to it.
+"""The values that describe a cluster: who is in it, how it is configured, what happened to it.
 
-Plain immutable values, shared by the packages that plan (`tensorforge.data`), decide
-(`tensorforge.elastic`) and train (`tensorforge.train`). Users import them from `tensorforge.elastic`.
-
-    config.py     ElasticTrainingConfig and the enums it is made of
-    worker.py     who a worker is and what it is doing
-    topology.py   the members of one generation
-    state.py      where training stands
-    events.py     a change from one topology to the next
+They are immutable and shared by the packages that plan (`tensorforge.data`), decide (`tensorforge.elastic`)
+and train (`tensorforge.train`). Users import them from `tensorforge.elastic`. An `ElasticTrainingConfig`
+(`elastic_config`) says how a run behaves. Each `WorkerId` (`workers`) that joins becomes part of the next
+`ClusterTopology` (`topology`). The change from one topology to the next is a `RescalingEvent` (`rescaling`),
+and a newcomer starts from a `GlobalTrainingState` (`global_state`). Each optimizer step that all members
+applied is a `CommittedStep` (`committed_step`).
 """

@@ -1,4 +1,4 @@
-"""How an elastic run behaves: eleven options, each checked before anything starts."""
+"""The eleven options of an elastic run, and the enums that they use."""
 
 from __future__ import annotations
 
@@ -6,52 +6,60 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tensorforge.errors import ConfigurationError
+from tensorforge.validation import flag, member, whole_number
 
 
 class AdaptationStrategy(Enum):
-    """What happens to batch and learning rate when the number of workers changes."""
+    """How batch size and learning rate change with the number of workers."""
 
     LINEAR = "linear"
-    """The global batch grows with the workers, the learning rate in proportion."""
+    """Global batch and learning rate grow in proportion to the workers."""
     SQUARE_ROOT = "square_root"
-    """The global batch grows with the workers, the learning rate with its square root."""
+    """The global batch grows in proportion to the workers, the learning rate with the square root."""
     NONE = "none"
-    """Global batch and learning rate stay: the result is the same bits for any number of workers."""
+    """Global batch and learning rate stay; the result has the same bits for any number of workers."""
 
 
 class RedistributionType(Enum):
-    """How data finds its new owners when the members change."""
+    """How data is divided again when the members change."""
 
     FULL_RESHUFFLE = "full_reshuffle"
-    """Deal all remaining data anew, in order of rank."""
+    """Divide all remaining data again, in order of rank."""
     INCREMENTAL = "incremental"
-    """Move the least that restores balance."""
+    """Move as little data as restores the balance."""
 
 
 class RescaleType(Enum):
-    """Which way the cluster changed."""
+    """How the number of workers changed."""
 
     SCALE_UP = "scale_up"
     SCALE_DOWN = "scale_down"
     REPLACE = "replace"
     """Standbys took the places of failed workers."""
 
+    @classmethod
+    def of(cls, old_size: int, new_size: int) -> RescaleType:
+        """The type of a change from one number of workers to another."""
+        if new_size == old_size:
+            return cls.REPLACE
+        return cls.SCALE_UP if new_size > old_size else cls.SCALE_DOWN
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticTrainingConfig:
     """The options of an elastic run. A wrong value is a `ConfigurationError` at construction.
 
-    `min_workers`: training pauses below it.
-    `max_workers`: joiners beyond it wait as standbys; `None` for no limit.
+    `min_workers`: training pauses with fewer workers.
+    `max_workers`: more workers wait as standbys; `None` for no limit.
     `rescale_timeout_ms`: how long a rescale, or a pause below the minimum, may last.
-    `max_consecutive_failures`: that many rescales without a committed step between end the run.
+    `max_consecutive_failures`: so many failed rescales without a committed step between them end the run.
     `lr_adaptation_strategy`: see `AdaptationStrategy`.
     `redistribution_type`: see `RedistributionType`.
-    `use_synchronous_rescaling`: training waits for its own code to say that it is ready.
-    `stability_window_ms`: joins wait for this much quiet, so that a storm of joins is one rescale.
-    `worker_heartbeat_timeout_ms`: silence for this long is a failure.
-    `failure_tolerance_percentage`: losing more of the cluster than this at once ends the run.
-    `use_parallel_data_transfer`: move several shards at a time, or one after the other.
+    `use_synchronous_rescaling`: a rescale waits until training code says that it is ready.
+    `stability_window_ms`: joins wait until there was no change for this long, so that many make one rescale.
+    `worker_heartbeat_timeout_ms`: a worker without a sign of life for this long has failed.
+    `failure_tolerance_percentage`: losing a larger share of the workers before a committed step ends the run.
+    `use_parallel_data_transfer`: move several shards at a time instead of one after the other.
     """
 
     min_workers: int = 1
@@ -71,38 +79,18 @@ class ElasticTrainingConfig:
 
     def validate(self) -> None:
         """Raise `ConfigurationError` for the first option that breaks its rule."""
-        self._whole_number("min_workers", least=1)
+        whole_number("min_workers", self.min_workers, least=1)
         if self.max_workers is not None:
-            self._whole_number("max_workers", least=1)
+            whole_number("max_workers", self.max_workers, least=1)
             if self.max_workers < self.min_workers:
                 rule = f"must be at least min_workers ({self.min_workers}), or None for no limit"
                 raise ConfigurationError("max_workers", self.max_workers, rule)
-        self._whole_number("rescale_timeout_ms", least=0)
-        self._whole_number("max_consecutive_failures", least=0)
-        self._member("lr_adaptation_strategy", AdaptationStrategy)
-        self._member("redistribution_type", RedistributionType)
-        self._flag("use_synchronous_rescaling")
-        self._whole_number("stability_window_ms", least=0)
-        self._whole_number("worker_heartbeat_timeout_ms", least=1)
-        self._whole_number("failure_tolerance_percentage", least=0, most=100)
-        self._flag("use_parallel_data_transfer")
-
-    def _whole_number(self, field: str, *, least: int, most: int | None = None) -> None:
-        value = getattr(self, field)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigurationError(field, value, "must be a whole number")
-        if value < least:
-            raise ConfigurationError(field, value, f"must be at least {least}")
-        if most is not None and value > most:
-            raise ConfigurationError(field, value, f"must be at most {most}")
-
-    def _member(self, field: str, kind: type[Enum]) -> None:
-        value = getattr(self, field)
-        if not isinstance(value, kind):
-            names = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
-            raise ConfigurationError(field, value, f"must be one of {names}")
-
-    def _flag(self, field: str) -> None:
-        value = getattr(self, field)
-        if not isinstance(value, bool):
-            raise ConfigurationError(field, value, "must be True or False")
+        for field in ("rescale_timeout_ms", "max_consecutive_failures", "stability_window_ms"):
+            whole_number(field, getattr(self, field), least=0)
+        whole_number("worker_heartbeat_timeout_ms", self.worker_heartbeat_timeout_ms, least=1)
+        percentage = self.failure_tolerance_percentage
+        whole_number("failure_tolerance_percentage", percentage, least=0, most=100)
+        member("lr_adaptation_strategy", self.lr_adaptation_strategy, AdaptationStrategy)
+        member("redistribution_type", self.redistribution_type, RedistributionType)
+        flag("use_synchronous_rescaling", self.use_synchronous_rescaling)
+        flag("use_parallel_data_transfer", self.use_parallel_data_transfer)

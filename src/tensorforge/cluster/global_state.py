@@ -1,17 +1,16 @@
-"""Where training stands: what a newcomer must know to go on with the others."""
+"""The training state that a newcomer needs to go on with the other members."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from tensorforge.errors import InvalidInputError
+from tensorforge.validation import finite_number, whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlobalTrainingState:
-    """Counters and settings that all members share. `optimizer_state` is encoded without pickle."""
+    """The counters and settings that all members share. `optimizer_state` is encoded without pickle."""
 
     current_epoch: int
     current_step: int
@@ -24,10 +23,5 @@ class GlobalTrainingState:
     def __post_init__(self) -> None:
         counters = ("current_epoch", "current_step", "global_batch_size", "active_worker_count")
         for name in counters:
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-                raise InvalidInputError(f"{name} = {value!r}: must be a whole number, 0 or more")
-        if not math.isfinite(self.learning_rate) or self.learning_rate < 0:
-            raise InvalidInputError(
-                f"learning_rate = {self.learning_rate!r}: must be a number, 0 or more"
-            )
+            whole_number(name, getattr(self, name), least=0)
+        finite_number("learning_rate", self.learning_rate, least=0)

@@ -1,4 +1,4 @@
-"""A change from one topology to the next, and why."""
+"""The change from one topology to the next, and its reason."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tensorforge.errors import InvalidInputError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RescalingEvent:
-    """One rescale: the topologies on both sides, who came, who went, and the reason.
+    """One rescale: the topologies before and after, who joined, who left, and the reason.
 
-    `urgent`: somebody is lost, so the step in hand cannot be finished. Otherwise (a join, a leave, another
-    target) everybody, leavers included, finishes it first.
+    `urgent`: a member is lost, so the current step cannot be finished. Otherwise (a join, a leave, another
+    target) all members, leavers included, finish it first.
     """
 
     type: RescaleType
@@ -36,9 +36,13 @@ class RescalingEvent:
             )
         old, new = set(self.old_topology.workers), set(self.new_topology.workers)
         if set(self.added_workers) != new - old:
-            raise InvalidInputError("added_workers: not those that only the new topology has")
+            raise InvalidInputError(
+                "added_workers: must be the workers that only the new topology has"
+            )
         if set(self.removed_workers) != old - new:
-            raise InvalidInputError("removed_workers: not those that only the old topology has")
+            raise InvalidInputError(
+                "removed_workers: must be the workers that only the old topology has"
+            )
 
     @classmethod
     def between(
@@ -50,17 +54,11 @@ class RescalingEvent:
         urgent: bool = True,
         at: datetime | None = None,
     ) -> RescalingEvent:
-        """The event that leads from `old` to `new`, its type and lists derived from them."""
+        """The event that leads from `old` to `new`; its type and its lists are derived from them."""
         added = tuple(worker for worker in new.workers if worker not in old)
         removed = tuple(worker for worker in old.workers if worker not in new)
-        if new.world_size > old.world_size:
-            kind = RescaleType.SCALE_UP
-        elif new.world_size < old.world_size:
-            kind = RescaleType.SCALE_DOWN
-        else:
-            kind = RescaleType.REPLACE
         return cls(
-            type=kind,
+            type=RescaleType.of(old.world_size, new.world_size),
             old_topology=old,
             new_topology=new,
             added_workers=added,

@@ -1,4 +1,4 @@
-"""The members of one generation, and the one place that holds the current one."""
+"""The members of one generation."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tensorforge.errors import (
     InvalidInputError,
     NotFoundError,
 )
+from tensorforge.validation import whole_number
 
 
 def _now() -> datetime:
@@ -20,9 +21,9 @@ def _now() -> datetime:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterTopology:
-    """Who is a member, in order of rank. `epoch` is the generation: it only ever grows.
+    """The members in order of rank. `epoch` is the number of the generation; it only grows.
 
-    A topology never changes; `add_worker` and `remove_worker` return the next one.
+    A topology never changes; `add_worker`, `remove_worker` and `succeed` return the next one.
     """
 
     workers: tuple[WorkerId, ...] = ()
@@ -31,8 +32,7 @@ class ClusterTopology:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "workers", tuple(self.workers))
-        if isinstance(self.epoch, bool) or not isinstance(self.epoch, int) or self.epoch < 0:
-            raise InvalidInputError(f"epoch = {self.epoch!r}: must be a whole number, 0 or more")
+        whole_number("epoch", self.epoch, least=0)
         if len({worker.id for worker in self.workers}) != len(self.workers):
             raise InvalidInputError("workers: two members have the same id")
 
@@ -45,16 +45,16 @@ class ClusterTopology:
         return worker in self.workers
 
     def rank_of(self, worker: WorkerId) -> int:
-        """The member's rank; a stranger is a `NotFoundError`."""
+        """The rank of a member; anybody else is a `NotFoundError`."""
         try:
             return self.workers.index(worker)
         except ValueError:
             raise NotFoundError(f"{worker} is not a member of generation {self.epoch}") from None
 
     def add_worker(self, worker: WorkerId, *, at: datetime | None = None) -> ClusterTopology:
-        """The next generation, with `worker` at the last rank."""
+        """The next generation, in which `worker` has the last rank."""
         if any(member.id == worker.id for member in self.workers):
-            raise AlreadyExistsError(f"{worker.id} is a member of generation {self.epoch} already")
+            raise AlreadyExistsError(f"{worker.id} is already a member of generation {self.epoch}")
         return self.succeed((*self.workers, worker), at=at)
 
     def remove_worker(self, worker: WorkerId, *, at: datetime | None = None) -> ClusterTopology:
@@ -65,7 +65,7 @@ class ClusterTopology:
     def succeed(
         self, workers: Iterable[WorkerId], *, at: datetime | None = None
     ) -> ClusterTopology:
-        """The next generation with these members: any number of changes in one step."""
+        """The next generation, with these members."""
         return ClusterTopology(
             workers=tuple(workers), epoch=self.epoch + 1, last_updated=at or _now()
         )

@@ -1,4 +1,4 @@
-"""Who a worker is and what it is doing."""
+"""The identity, the status and the description of a worker."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from types import MappingProxyType
 
 from tensorforge.errors import InvalidInputError
 from tensorforge.lifecycle import Lifecycle
+from tensorforge.validation import whole_number
 
 
 class WorkerStatus(Enum):
-    """What a worker is doing; `WORKER_LIFECYCLE` has the legal moves."""
+    """What a worker is doing; `WORKER_LIFECYCLE` has the allowed transitions."""
 
     JOINING = "joining"
     ACTIVE = "active"
@@ -34,7 +35,7 @@ WORKER_LIFECYCLE: Lifecycle[WorkerStatus] = Lifecycle(
         WorkerStatus.ACTIVE: (WorkerStatus.RESCALING, WorkerStatus.LEAVING, WorkerStatus.FAILED),
         WorkerStatus.RESCALING: (WorkerStatus.ACTIVE, WorkerStatus.LEAVING, WorkerStatus.FAILED),
         WorkerStatus.LEAVING: (WorkerStatus.FAILED,),
-        # A worker that was taken for dead and comes back is a newcomer with a new incarnation.
+        # A worker that was taken for dead joins again as a newcomer with a new incarnation.
         WorkerStatus.FAILED: (WorkerStatus.JOINING,),
     },
 )
@@ -53,10 +54,7 @@ class WorkerId:
             raise InvalidInputError(f"id = {self.id!r}: a worker needs a name")
         if not isinstance(self.hostname, str) or not self.hostname:
             raise InvalidInputError(f"hostname = {self.hostname!r}: a worker needs a host")
-        if isinstance(self.port, bool) or not isinstance(self.port, int):
-            raise InvalidInputError(f"port = {self.port!r}: must be a whole number")
-        if not 0 <= self.port <= 65_535:
-            raise InvalidInputError(f"port = {self.port!r}: must lie between 0 and 65535")
+        whole_number("port", self.port, least=0, most=65_535)
 
     def __str__(self) -> str:
         return f"{self.id}@{self.hostname}:{self.port}"
@@ -64,7 +62,7 @@ class WorkerId:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMetadata:
-    """What the cluster knows of one worker. A rank of -1 means that it has none yet."""
+    """What the cluster knows about one worker. A rank of -1 means that it has none yet."""
 
     worker_id: WorkerId
     status: WorkerStatus

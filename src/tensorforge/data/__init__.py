@@ -1,39 +1,21 @@
-"""Data: every sample in exactly one committed step, moved as little as possible.
+"""Data: every sample is consumed by exactly one committed step, and a change of workers moves few samples.
 
-    shards.py         a range of an epoch's order, and the cut of an epoch into shards
-    intervals.py      sets of positions as ranges
-    order.py          position → sample: a keyed bijection with O(1) seek
-    ledger.py         what committed steps have taken, and the proof that nothing came twice
-    history.py        the committed steps of a run in a file
-    balance.py        who keeps and who receives how much
-    plan.py           a redistribution as frozen data
-    redistributor.py  from one topology to the next
-    validation.py     every way in which a plan can be wrong
-    segment.py        the file format of shards
-    stream.py         a range of samples as the bytes that travel
-    store.py          the shards that a worker holds
-    packed.py         a whole data set on a blob store: the origin
-    wire.py           what two workers say to each other
-    server.py         the side that gives
-    fetch.py          the side that takes
-    buffers.py        memory for chunks on their way
-    transfer.py       the execution of a plan
-    loader.py         batches in the order of the ledger, loaded ahead
+An epoch is a sequence of positions, cut into shards (`plan/shards`). An order (`plan/order`) maps a position to
+a sample. A ledger (`plan/ledger`) records which positions committed steps have consumed; `step_history` writes
+the steps to a file and proves from it that no sample came twice. When the workers change, the redistributor
+(`plan/redistributor`) plans which worker holds which shards next.
 
-Only `loader` needs torch, and is imported when it is asked for; numpy is imported by the call that needs it.
+A shard on its way: `pack_array` writes the data set as segments to a blob store (`segments/packed_dataset`),
+the origin. The transfer manager (`transfer/transfer_manager`) takes the plan and fetches each shard from a
+worker's server (`transfer/shard_server`) or the origin, chunk by chunk (`transfer/shard_fetcher`), into a part
+file (`segments/part_file`), which becomes a segment of the worker's store (`segments/shard_store`).
+`shard_loader` reads samples from there as batches. `plan` is pure; `transfer` builds on `segments`, never the
+reverse. Only `shard_loader` needs torch and is imported on first use; numpy is imported by calls that use it.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from tensorforge.data.packed_dataset import (
-    Origin,
-    PackedDataset,
-    pack_array,
-    pack_records,
-    token_windows,
-)
-from tensorforge.data.plan.history import HistoryProof, HistoryWriter, prove_history
 from tensorforge.data.plan.intervals import IntervalSet
 from tensorforge.data.plan.ledger import Ledger, LedgerProof
 from tensorforge.data.plan.order import Order, ShardLocalOrder, ShuffledOrder
@@ -41,11 +23,23 @@ from tensorforge.data.plan.plan import DataRedistributionPlan, DataTransfer
 from tensorforge.data.plan.plan_validation import PlanProblem, PlanProblemKind, PlanValidation
 from tensorforge.data.plan.redistributor import DataRedistributor
 from tensorforge.data.plan.shards import DataShard, partition
-from tensorforge.data.shard_store import DatasetInfo, ShardStore
-from tensorforge.data.transfer.buffers import BufferPool, HostBuffers
-from tensorforge.data.transfer.segment import SampleSchema
+from tensorforge.data.segments.packed_dataset import (
+    Origin,
+    PackedDataset,
+    pack_array,
+    pack_records,
+    token_windows,
+)
+from tensorforge.data.segments.samples import DatasetInfo, SampleSchema
+from tensorforge.data.segments.shard_store import ShardStore
+from tensorforge.data.step_history import HistoryProof, HistoryWriter, prove_history
+from tensorforge.data.transfer.chunk_buffers import BufferPool, HostBuffers
 from tensorforge.data.transfer.shard_server import ShardServer
-from tensorforge.data.transfer.transfer import DataTransferManager, TransferJob, TransferReport
+from tensorforge.data.transfer.transfer_manager import (
+    DataTransferManager,
+    TransferJob,
+    TransferReport,
+)
 
 if TYPE_CHECKING:
     from tensorforge.data.shard_loader import LoaderOptions, ShardBatch, ShardLoader, StepLoader

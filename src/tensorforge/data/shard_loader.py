@@ -1,18 +1,17 @@
-"""Batches from any map-style data set, in the order of the ledger, loaded ahead of time.
+"""Batches of any map-style data set, in the order of an epoch, loaded ahead of time.
 
-torch's `DataLoader` does the loading, so collate functions, worker processes and pinned memory are its
-own. What is added: which samples make a batch follows from order and ledger, a thread loads ahead when there
-are no worker processes, and a batch says which positions it has, so that they can be committed.
+torch's `DataLoader` loads them, so collate functions, worker processes and pinned memory work as in torch.
+Three things are added: order and ledger decide which samples a batch has, a thread loads ahead if there are no
+worker processes, and a batch names its positions, so that the caller can commit them.
 """
 
 from __future__ import annotations
 
-import contextlib
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader
@@ -22,13 +21,18 @@ from tensorforge.data.plan.order import Order
 from tensorforge.data.plan.shards import DataShard
 from tensorforge.errors import InvalidInputError, UnavailableError
 
+_END: Final = object()
+
 Ready = Callable[[DataShard], None]
-"""Called with positions before they are read; returns when their samples are here, or raises."""
+"""Called with positions before they are read; returns once their samples are available, or raises."""
+
+Requests = Callable[[], Iterator[DataShard]]
+"""Starts a new iteration over the positions of all batches; the sampler and the loader each need one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShardBatch:
-    """A micro-batch: `positions` are the shard's number and the range to commit, `data` is collated."""
+    """A micro-batch: `positions` is the range to commit, with the shard's number; `data` is collated."""
 
     positions: DataShard
     data: Any
@@ -38,9 +42,9 @@ class ShardBatch:
 class LoaderOptions:
     """How batches are loaded; `num_workers`, `pin_memory` and `collate_fn` are torch's.
 
-    `prefetch` batches are loaded ahead: by a thread, or by each of `num_workers` processes; 0 means none.
-    Without an accelerator there is nothing to pin memory for, and `pin_memory` changes nothing. A process
-    that dies is an `UnavailableError`. `ready` is for shards that may still be on their way.
+    `prefetch` batches are loaded ahead by a thread, or by each of `num_workers` processes; 0 means none.
+    `pin_memory` has an effect only if there is an accelerator. A loading process that dies is an
+    `UnavailableError`. `ready` waits for shards that are still being transferred.
     """
 
     collate_fn: Callable[[list[Any]], Any] | None = None
@@ -57,9 +61,9 @@ class LoaderOptions:
 
 
 class ShardLoader:
-    """The micro-batches of one shard from `cursor` (a position; its start if `None`) to its end.
+    """The micro-batches of one shard from the position `cursor` (default: its start) to its end.
 
-    Iterating again starts again. Leaving the loop early stops the thread or processes that load.
+    Each iteration starts from the beginning. Leaving the loop early stops the loading thread or processes.
     """
 
     def __init__(
@@ -98,14 +102,14 @@ class ShardLoader:
         return len(self._batches)
 
     def __iter__(self) -> Iterator[ShardBatch]:
-        return load(self._dataset, self._order, self._batches, self._options)
+        return load(self._dataset, self._order, lambda: iter(self._batches), self._options)
 
 
 class StepLoader:
-    """Step by step, the micro-batches of the shards that live here, from a ledger on to the epoch's end.
+    """For each step from the ledger's state to the epoch's end, the micro-batches of the given shards.
 
-    A step in which none of these shards has samples left is an empty tuple: the step takes place
-    elsewhere, and is committed everywhere.
+    A step in which none of these shards has remaining samples is an empty tuple: other workers compute it,
+    and every worker commits it.
     """
 
     def __init__(
@@ -119,42 +123,29 @@ class StepLoader:
     ) -> None:
         self._dataset, self._order = dataset, order
         self._options = options or LoaderOptions()
-        self._steps = _Steps(ledger, frozenset(shard_ids), batch_size)
+        self._ledger, self._shard_ids, self._batch_size = ledger, frozenset(shard_ids), batch_size
 
     def __iter__(self) -> Iterator[tuple[ShardBatch, ...]]:
-        batches = load(self._dataset, self._order, _Flat(self._steps), self._options)
+        def requests() -> Iterator[DataShard]:
+            return (batch for step in self._steps() for batch in step)
+
+        batches = load(self._dataset, self._order, requests, self._options)
         try:
-            for step in self._steps:
+            for step in self._steps():
                 yield tuple(next(batches) for _ in step)
         finally:
             batches.close()
 
-
-class _Steps:
-    """What each step takes from some of the shards; iterating again starts again."""
-
-    def __init__(self, ledger: Ledger, here: frozenset[int], batch_size: int) -> None:
-        self._ledger, self._here, self._batch_size = ledger, here, batch_size
-
-    def __iter__(self) -> Iterator[tuple[DataShard, ...]]:
+    def _steps(self) -> Iterator[tuple[DataShard, ...]]:
+        """For each step, the positions that it takes from the given shards."""
         for taken in self._ledger.steps(self._batch_size):
-            yield tuple(batch for batch in taken if batch.shard_id in self._here)
-
-
-class _Flat:
-    """The batches of steps, one after the other."""
-
-    def __init__(self, steps: _Steps) -> None:
-        self._steps = steps
-
-    def __iter__(self) -> Iterator[DataShard]:
-        return (batch for step in self._steps for batch in step)
+            yield tuple(batch for batch in taken if batch.shard_id in self._shard_ids)
 
 
 def load(
-    dataset: Any, order: Order, requests: Iterable[DataShard], options: LoaderOptions
+    dataset: Any, order: Order, requests: Requests, options: LoaderOptions
 ) -> Generator[ShardBatch, None, None]:
-    """The data of each request, in order, loaded ahead as the options say; `requests` is iterated twice."""
+    """Load the data of each request, in order and ahead of time."""
     ahead = options.prefetch if options.num_workers else 0
     loader: DataLoader[Any] = DataLoader(
         dataset,
@@ -169,69 +160,38 @@ def load(
     else:
         batches = _ahead(iter(loader), options.prefetch)
     try:
-        for positions in requests:
+        for positions in requests():
             yield ShardBatch(positions, next(batches))
     except RuntimeError as error:
         if not str(error).startswith("DataLoader worker (pid"):
             raise
-        raise UnavailableError(f"a process that loads samples died: {error}") from error
+        raise UnavailableError(f"a loading process died: {error}") from error
     finally:
         if hasattr(batches, "close"):
             batches.close()
 
 
 class _Samples:
-    """What torch calls a batch sampler: the sample numbers of each batch."""
+    """A batch sampler for torch: yields the sample numbers of each batch."""
 
-    def __init__(self, order: Order, requests: Iterable[DataShard], ready: Ready | None) -> None:
+    def __init__(self, order: Order, requests: Requests, ready: Ready | None) -> None:
         self._order, self._requests, self._ready = order, requests, ready
 
     def __iter__(self) -> Iterator[list[int]]:
-        for positions in self._requests:
+        for positions in self._requests():
             if self._ready is not None:
                 self._ready(positions)
             yield self._order.take(positions.start_index, positions.end_index).tolist()
 
 
-class _End:
-    """What the loading thread puts last: nothing more comes, or why."""
-
-    def __init__(self, error: BaseException | None) -> None:
-        self.error = error
-
-
 def _ahead(source: Iterator[Any], depth: int) -> Iterator[Any]:
-    """The items of `source`, up to `depth` of them made ahead by a thread that ends with this generator."""
-    ready: queue.Queue[Any] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def offer(item: Any) -> bool:
-        while not stop.is_set():
-            with contextlib.suppress(queue.Full):
-                ready.put(item, timeout=0.05)
-                return True
-        return False
-
-    def produce() -> None:
-        error: BaseException | None = None
+    """The items of `source`; a thread produces up to `depth` of them ahead and ends with this generator."""
+    with ThreadPoolExecutor(1, "shard-loader") as thread:
+        pending = deque(thread.submit(next, source, _END) for _ in range(depth))
         try:
-            for item in source:
-                if not offer(item):
-                    return
-        except BaseException as caught:  # noqa: BLE001  it is raised again where the batch is asked for
-            error = caught
-        offer(_End(error))
-
-    thread = threading.Thread(target=produce, name="shard-loader", daemon=True)
-    thread.start()
-    try:
-        while True:
-            item = ready.get()
-            if isinstance(item, _End):
-                if item.error is not None:
-                    raise item.error
-                return
-            yield item
-    finally:
-        stop.set()
-        thread.join()
+            while (item := pending.popleft().result()) is not _END:
+                pending.append(thread.submit(next, source, _END))
+                yield item
+        finally:
+            for future in pending:
+                future.cancel()

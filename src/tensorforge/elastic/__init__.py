@@ -1,22 +1,13 @@
-"""Membership and rescaling: the cluster's vocabulary, the coordinator and its workers.
+"""Membership and rescaling: a coordinator decides who trains, workers follow.
 
-messages.py      what travels between worker and coordinator
-timeouts.py      the ladder of waits
-machine.py       the coordinator's decisions: pure, events in, instructions out
-  inputs.py  instructions.py       what goes in, what comes out
-  cluster_state.py                 what it knows, with roster.py, barrier.py, chronicle.py, tolerance.py
-  admission.py  departures.py      who is let in, who goes
-  generations.py  deadlines.py     what is decided, and when; policy.py has the rules
-  continuity.py                    which groups may still be training where nobody sees them
-records.py       what is remembered of it; view.py what is shown
-journal.py       the machine's memory and the lease to write it
-service.py       the gRPC shell around the machine
-coordinator.py   all of it as one object; metrics.py, access.py beside it
-connection.py    a worker's side of the stream
-member.py        a process as a member: what it is told, what it answers
-  worker_state.py  inbox.py  outgoing.py
-worker.py        what training code talks to: a member with training state and data
-client.py        what operators and launchers talk to
+A worker's message (`protocol/messages`) leaves its `worker/connection` and reaches
+`coordinator/control_server`. The server gives it to `coordinator/machine`, a pure state machine, as an
+input with its time. The machine returns instructions: entries for the `coordinator/journal`, messages for
+workers, lines for the log. The server writes the entries first and sends the messages then, so whatever a
+worker hears survives a restart. A worker's `inbox` applies a message to its `worker_state`; `worker/member`
+answers it, and `worker/worker` is what training code uses. Operators and launchers use `client`: it sends
+`protocol/commands`, which are inputs of the machine as well, and reads `protocol/cluster_view`, built from
+the machine's state. Names of the cluster itself are in `tensorforge.cluster`.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -30,16 +21,15 @@ from tensorforge.cluster.elastic_config import (
 from tensorforge.cluster.global_state import GlobalTrainingState
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
-from tensorforge.cluster.topology_holder import TopologyHolder
 from tensorforge.cluster.workers import WORKER_LIFECYCLE, WorkerId, WorkerMetadata, WorkerStatus
 from tensorforge.elastic.learning_rate import adapt_learning_rate
+from tensorforge.elastic.topology_holder import TopologyHolder
 
 if TYPE_CHECKING:
     from tensorforge.elastic.client import CoordinatorClient
     from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
     from tensorforge.elastic.protocol.access import TlsOptions
-    from tensorforge.elastic.protocol.formation import Formation
-    from tensorforge.elastic.protocol.messages import MemberReport
+    from tensorforge.elastic.protocol.messages import Formation, MemberReport
     from tensorforge.elastic.worker.hooks import StateHooks
     from tensorforge.elastic.worker.worker import ElasticWorker
 
@@ -47,7 +37,7 @@ _LAZY = {
     "CoordinatorClient": "client",
     "ElasticCoordinator": "coordinator.coordinator",
     "ElasticWorker": "worker.worker",
-    "Formation": "protocol.formation",
+    "Formation": "protocol.messages",
     "MemberReport": "protocol.messages",
     "StateHooks": "worker.hooks",
     "TlsOptions": "protocol.access",

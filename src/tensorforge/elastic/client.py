@@ -1,9 +1,9 @@
-"""Talking to a coordinator from outside: look, watch, scale, remove, stop."""
+"""The client of a coordinator, for operators and launchers: status, watch, scale, remove, stop."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from collections.abc import Iterator
+from typing import Self
 
 import grpc
 import msgspec
@@ -11,38 +11,13 @@ import msgspec
 from tensorforge.elastic.protocol import commands
 from tensorforge.elastic.protocol.access import TlsOptions, call_metadata, open_channel
 from tensorforge.elastic.protocol.cluster_view import ClusterView
-from tensorforge.errors import (
-    AuthenticationError,
-    ConflictError,
-    DeadlineExceededError,
-    EncodingError,
-    InvalidInputError,
-    NotFoundError,
-    PermissionDeniedError,
-    TensorForgeError,
-    UnavailableError,
-)
-
-_ERRORS: dict[Any, Callable[[str], TensorForgeError]] = {
-    grpc.StatusCode.UNAUTHENTICATED: AuthenticationError,
-    grpc.StatusCode.PERMISSION_DENIED: PermissionDeniedError,
-    grpc.StatusCode.FAILED_PRECONDITION: ConflictError,
-    grpc.StatusCode.INVALID_ARGUMENT: InvalidInputError,
-    grpc.StatusCode.NOT_FOUND: NotFoundError,
-    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceededError,
-}
-
-
-def translate(error: grpc.RpcError, address: str) -> TensorForgeError:
-    """What a gRPC error means here."""
-    code, details = error.code(), error.details() or ""
-    if code in _ERRORS:
-        return _ERRORS[code](details)
-    return UnavailableError(f"no coordinator answers at {address}: {details}")
+from tensorforge.elastic.protocol.messages import decode
+from tensorforge.elastic.protocol.reasons import Requester
+from tensorforge.elastic.protocol.status_codes import translate
 
 
 class CoordinatorClient:
-    """A client for operators and launchers. Every call is bounded by `timeout` seconds."""
+    """A connection to one coordinator. Every call takes at most `timeout` seconds."""
 
     def __init__(
         self,
@@ -62,7 +37,7 @@ class CoordinatorClient:
         return self._unary("Status", b"")
 
     def watch(self) -> Iterator[ClusterView]:
-        """The cluster now and after every change, until the coordinator goes away."""
+        """The cluster now and after every change, until the connection breaks."""
         method = self._channel.unary_stream(f"/{commands.SERVICE}/Watch")
         call = method(b"", metadata=self._metadata)
         try:
@@ -73,28 +48,36 @@ class CoordinatorClient:
         finally:
             call.cancel()
 
-    def scale(self, workers: int, by: str = "", *, expected: int | None = None) -> ClusterView:
-        """Have this many workers.
+    def scale(
+        self,
+        workers: int,
+        by: str = "",
+        *,
+        expected: int | None = None,
+        requester: Requester = Requester.OPERATOR,
+    ) -> ClusterView:
+        """Ask for this many workers.
 
-        `expected` is the `target_version` of the view that the wish is based on: if somebody has set a number
-        since, that one stays and this is a `ConflictError`.
+        With `expected`, the `target_version` of the view that the number was computed from, the request is
+        refused with a `ConflictError` if the target was set again since. Only a launcher names itself as the
+        `requester`, so that it can tell its own numbers from those of others.
         """
-        return self._control(commands.Scale(workers, by, expected))
+        return self._control(commands.Scale(workers, by, expected, requester))
 
     def remove(self, worker_id: str, by: str = "") -> ClusterView:
-        """Let a worker leave gracefully."""
+        """Let a worker leave after its step."""
         return self._control(commands.Remove(worker_id, by))
 
     def stop(self, reason: str, by: str = "") -> ClusterView:
-        """End the run, with an emergency checkpoint."""
+        """End the run; the workers are asked to save an emergency checkpoint."""
         return self._control(commands.Stop(reason, by))
 
     def report_exit(self, worker_id: str, reason: str, pid: int | None = None) -> ClusterView:
-        """Tell that a worker's process ended."""
+        """Report that a worker's process ended."""
         return self._control(commands.ReportExit(worker_id, reason, pid))
 
     def close(self) -> None:
-        """Give the connection up."""
+        """Close the connection."""
         self._channel.close()
 
     def __enter__(self) -> Self:
@@ -119,7 +102,4 @@ _decoder: msgspec.json.Decoder[ClusterView] = msgspec.json.Decoder(ClusterView)
 
 
 def _view(data: bytes) -> ClusterView:
-    try:
-        return _decoder.decode(data)
-    except msgspec.DecodeError as error:
-        raise EncodingError(f"not a view of a cluster: {error}") from error
+    return decode(_decoder, data, "a view of a cluster")

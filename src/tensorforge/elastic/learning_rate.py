@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tensorforge.cluster.elastic_config import AdaptationStrategy
-from tensorforge.errors import InvalidInputError
+from tensorforge.validation import finite_number, whole_number
 
 
 def adapt_learning_rate(
@@ -13,15 +13,12 @@ def adapt_learning_rate(
 ) -> float:
     """The rate for `workers` when `base_lr` was chosen for `base_workers`.
 
-    Always computed from the base, never from the last result: after any sequence of changes, the same
-    number of workers has exactly the same rate.
+    The rate is always computed from the base, never from the last rate. So the same number of workers has
+    exactly the same rate after any sequence of changes.
     """
-    if not math.isfinite(base_lr) or base_lr < 0:
-        raise InvalidInputError(f"base_lr = {base_lr!r}: must be a number, 0 or more")
-    if base_workers < 1 or workers < 1:
-        raise InvalidInputError(
-            f"base_workers = {base_workers}, workers = {workers}: both must be at least 1"
-        )
+    finite_number("base_lr", base_lr, least=0)
+    whole_number("base_workers", base_workers, least=1)
+    whole_number("workers", workers, least=1)
     if strategy is AdaptationStrategy.NONE or workers == base_workers:
         return base_lr
     ratio = workers / base_workers

@@ -1,20 +1,19 @@
-"""Launching: one coordinator and its workers as processes of this machine, watched to the end.
+"""Launching: a coordinator and its workers as child processes of this machine, supervised to the end.
 
-    settings.py policy.py       what is launched, and how it is supervised
-    events.py instructions.py   what happens, and what is to be done about it
-    supervisor.py               the decisions between the two
-      staffing.py  ending.py  hand.py  budget.py  departures.py  blame.py
-      coordinator_care.py  exits.py  hangs.py  stacks.py
-    observe.py runlogs.py       where events come from: the coordinator, the workers' own logs
-    view.py render.py           what is known about the run, and how it looks
-      displays.py  sparkline.py
-    storm.py invariants.py      a seeded storm, and what must hold after it
-    launcher.py                 the loop around the supervisor
-      children.py  guard.py  lines.py  link.py  rundir.py
-    bootstrap.py                what runs inside a worker; coordinator_process.py: inside the coordinator
-    chaos.py                    a storm carried out
+The package separates decisions from processes. `supervisor/` is a pure state machine: an event and the
+time go in, instructions come out. `launcher` is the loop around it, which owns the processes, threads
+and the clock.
 
-Decisions, views and plans are pure; processes, sockets and clocks are in the loop and what it uses.
+The walk of one worker's death: `processes/children` sees the exit of the process and `launcher` makes it
+a `WorkerExited` event (`supervisor/events`). `display/run_view` takes it in, and a display of
+`display/displays` shows it. `supervisor/supervisor` counts the failure and returns `StartWorker`
+(`supervisor/instructions`); `launcher` activates a spare process or starts a new one, whose first code
+is `processes/bootstrap`. The coordinator lists the new worker, `coordinator_link` receives that view,
+and `observations` turns it into `WorkerJoined`. The steps that the worker commits arrive through its run
+log (`run_log_reader`).
+
+`launch_settings` says what is launched, `run_directory` who runs in a folder, `chaos/` injects faults
+into a running job.
 """
 
 from typing import TYPE_CHECKING, Any
@@ -59,7 +58,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    # Every worker passes through this package on its way to the script: it must cost nothing.
+    # Every worker imports this package before its script: the import must stay cheap.
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from importlib import import_module

@@ -1,18 +1,19 @@
-"""What is launched, and where its things are."""
+"""What is launched, with which options, and in which folder."""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tensorforge import environment
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.encoding import encode
 from tensorforge.errors import ConfigurationError, InvalidInputError, NotFoundError
 from tensorforge.launch.processes.preload import find_script, preloads
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
+from tensorforge.validation import whole_number
 
 JOURNAL_FILE = "journal.db"
 LOGS_FOLDER = "logs"
@@ -25,10 +26,11 @@ class LaunchSettings:
     """One launch: the script with its arguments, the cluster's options and the supervisor's.
 
     `as_module`: `script` is the name of a module, as after `python -m`.
-    `run_dir`: journal, logs, checkpoints; made if it is missing. A run that was interrupted goes on there.
-    `host`, `port`: where the coordinator listens; beyond loopback a token is made, and kept in `run_dir`.
-    `environment`: added to the workers' environment.
-    `spares`: how many processes are kept that have done the script's heavy imports, for the next worker.
+    `run_dir`: the folder of journal, logs and checkpoints; made if missing. A launch in the folder of an
+    interrupted run continues that run.
+    `host`, `port`: where the coordinator listens; beyond loopback, everybody needs the token in `run_dir`.
+    `environment`: variables to add to the workers' environment.
+    `spares`: how many processes with the script's heavy imports done wait to become the next workers.
     """
 
     script: str
@@ -43,10 +45,8 @@ class LaunchSettings:
     spares: int = 1
 
     def __post_init__(self) -> None:
-        if isinstance(self.spares, bool) or not 0 <= self.spares <= MOST_SPARES:
-            raise ConfigurationError("spares", self.spares, f"must be 0 to {MOST_SPARES}")
-        if not 0 <= self.port < 1 << 16:
-            raise ConfigurationError("port", self.port, "must be 0 to 65535")
+        whole_number("spares", self.spares, least=0, most=MOST_SPARES)
+        whole_number("port", self.port, least=0, most=65_535)
         if not self.as_module:
             require_script(self.script)
         if self.host in ("", "0.0.0.0", "::", "[::]"):  # noqa: S104  refused, not used
@@ -62,20 +62,12 @@ class LaunchSettings:
                 raise ConfigurationError(name, cluster, rule)
 
     def worker_command(self, python: str) -> list[str]:
-        """How a worker is started."""
-        flag = ["-m"] if self.as_module else []
+        """The command line of a worker's process."""
         script = self.script if self.as_module else str(Path(self.script).absolute())
-        return [
-            python,
-            "-m",
-            "tensorforge.launch.processes.bootstrap",
-            *flag,
-            script,
-            *self.arguments,
-        ]
+        return bootstrap_command(python, script, self.arguments, as_module=self.as_module)
 
     def preloads(self) -> tuple[str, ...]:
-        """What a spare imports; without anything worth importing there are none."""
+        """The modules that a spare imports; if there are none, no spare is started."""
         path = find_script(self.script, as_module=self.as_module) if self.spares else None
         try:
             return () if path is None else preloads(path.read_text(encoding="utf-8"))
@@ -85,7 +77,7 @@ class LaunchSettings:
     def worker_environment(
         self, worker: str, coordinator: str, token: str | None
     ) -> dict[str, str]:
-        """What a worker finds in its environment."""
+        """The environment of a worker's process."""
         return {
             **os.environ,
             "PYTHONUNBUFFERED": "1",
@@ -94,8 +86,16 @@ class LaunchSettings:
         }
 
 
+def bootstrap_command(
+    python: str, script: str, arguments: Sequence[str], *, as_module: bool
+) -> list[str]:
+    """The command line of a process that runs the script in the bootstrap."""
+    flag = ["-m"] if as_module else []
+    return [python, "-m", "tensorforge.launch.processes.bootstrap", *flag, script, *arguments]
+
+
 def require_script(script: str) -> None:
-    """Raise if there is no such file."""
+    """Raise if the script is a folder or does not exist."""
     if Path(script).is_dir():
         raise InvalidInputError(f"{script} is a folder; name the script in it, or a module with -m")
     if not Path(script).is_file():
@@ -109,11 +109,13 @@ def worker_environment(
     config: ElasticTrainingConfig,
     token: str | None,
 ) -> dict[str, str]:
-    """The variables by which training code finds its run."""
-    variables = {
-        "TENSORFORGE_COORDINATOR": coordinator,
-        "TENSORFORGE_WORKER_ID": worker,
-        "TENSORFORGE_RUN_DIR": str(run_dir.absolute()),
-        "TENSORFORGE_CONFIG": json.dumps(encode(config)),
-    }
-    return variables if token is None else {**variables, "TENSORFORGE_TOKEN": token}
+    """The variables that tell training code its run, its name and the coordinator."""
+    return environment.for_child(
+        {
+            environment.COORDINATOR: coordinator,
+            environment.WORKER_ID: worker,
+            environment.RUN_DIR: run_dir.absolute(),
+            environment.CONFIG: encode(config),
+            environment.TOKEN: token,
+        }
+    )

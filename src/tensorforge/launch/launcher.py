@@ -1,4 +1,4 @@
-"""The launcher: a loop that feeds the supervisor with what happens and does what it says."""
+"""The launcher: a loop that passes events to the supervisor and carries out its instructions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.elastic.protocol.access import ROLES, is_loopback
 from tensorforge.elastic.protocol.token_files import load_or_issue
+from tensorforge.environment import PRELOAD, for_child
 from tensorforge.errors import NotFoundError
 from tensorforge.launch.coordinator_link import CoordinatorLink
-from tensorforge.launch.display.displays import Display
+from tensorforge.launch.display.displays import Display, FailsafeDisplay
 from tensorforge.launch.display.run_view import RunView
-from tensorforge.launch.display.steady import SteadyDisplay
 from tensorforge.launch.launch_settings import (
     JOURNAL_FILE,
     LOGS_FOLDER,
@@ -29,7 +30,7 @@ from tensorforge.launch.launch_settings import (
     LaunchSettings,
 )
 from tensorforge.launch.observations import Observer
-from tensorforge.launch.processes.bootstrap import PRELOAD, STACKS_SIGNAL, STOP_SIGNAL
+from tensorforge.launch.processes.bootstrap import STACKS_SIGNAL, STOP_SIGNAL
 from tensorforge.launch.processes.children import (
     ChildEvent,
     Children,
@@ -43,20 +44,18 @@ from tensorforge.launch.processes.log_files import LogFiles
 from tensorforge.launch.run_directory import (
     RUN_FILE,
     TOKEN_FILE,
-    ProcessRecord,
     RunLock,
     RunRecord,
     make_folder,
     write_record,
 )
-from tensorforge.launch.run_log_reader import Progress, RunLogTail
+from tensorforge.launch.run_log_reader import RunLogEvents, RunLogTail
 from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
     CoordinatorStarted,
     Event,
     SpareReady,
     StacksDumped,
-    StepCommitted,
     StopRequested,
     TargetChanged,
     Tick,
@@ -83,23 +82,25 @@ from tensorforge.launch.supervisor.instructions import (
 from tensorforge.launch.supervisor.spares import Spares
 from tensorforge.launch.supervisor.stacks import script_stack
 from tensorforge.launch.supervisor.supervisor import Supervisor
+from tensorforge.processes import ProcessIdentity
 from tensorforge.security import TokenStore
 
 COORDINATOR = "coordinator"
 _ERROR = "error: "
 LONGEST_WAIT = 0.2
-STACKS_QUIET = 0.3
-LOGS_TRUSTED = 30.0
-"""Seconds for which the workers' own logs tell better of steps than the coordinator, who hears less."""
+STACK_QUIET_SECONDS = 0.3
+"""A stack dump is complete when no line came for this long."""
+LOG_SILENCE_SECONDS = 30.0
+"""Steps come from the workers' logs; only after this long without a log line, from the coordinator's views."""
 COORDINATOR_STOP_SECONDS = 5.0
 
 
 class Launcher:
-    """One launched run. `run` returns how it ended; whatever happens, no process is left behind.
+    """One launched run. `run` returns its outcome; in all cases no child process survives it.
 
-    Signals are handled if it runs in the main thread: SIGINT, SIGTERM and SIGHUP (unless that is ignored, as
-    under `nohup`) stop gracefully the first time and at once the second time. A reader of the output that
-    goes away stops gracefully, too; a terminal that does has sent SIGHUP.
+    In the main thread, the launcher handles SIGINT, SIGTERM and SIGHUP (unless that is ignored, as under
+    `nohup`): the first signal stops the run gracefully, the second one at once. If the reader of the output
+    closes its pipe, the run is stopped gracefully as well.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class Launcher:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._display = SteadyDisplay(display)
+        self._display = FailsafeDisplay(display)
         self._python = python
         self._clock = clock
         self._supervisor = Supervisor(settings.policy)
@@ -125,19 +126,19 @@ class Launcher:
         self._observer = Observer()
         self._failures: dict[str, UserFailure] = {}
         self._stacks: dict[str, tuple[float, list[str]]] = {}
-        self._stacks_asked: set[str] = set()
+        self._stacks_requested: set[str] = set()
         self._signals: deque[int] = deque()
-        self._is_deserted = False
+        self._reader_is_gone = False
         self._children: Children
         self._record = RunRecord(
-            script=settings.script, launcher=ProcessRecord.of(os.getpid()), workers={}
+            script=settings.script, launcher=ProcessIdentity.current(), workers={}
         )
         self._logs = LogFiles(settings.run_dir / LOGS_FOLDER, self._warn)
-        self._is_record_told = False
+        self._has_warned_of_record = False
         self._spares = Spares(settings.spares, settings.preloads())
         self._step = -1
         self._logged_at = -math.inf
-        self._progress = Progress()
+        self._log_events = RunLogEvents()
         self._tail = RunLogTail(settings.run_dir / WORKERS_FOLDER)
 
     def run(self) -> Outcome:
@@ -152,55 +153,55 @@ class Launcher:
             stack.callback(self._close_link)
             stack.callback(self._tail.close)
             stack.callback(self._display.close)
-            self._tail.read()  # what an earlier launch left there is no news
+            self._tail.read()  # skip the lines of an earlier launch
             self._loop()
-            self._close_link()  # a coordinator that is watched takes its time to end
+            self._close_link()  # a coordinator with an open stream takes longer to exit
             self._end_coordinator()
         if self._outcome is None:
             raise RuntimeError("the launcher's loop ended without an outcome")
         return self._outcome
 
     def _loop(self) -> None:
-        self._happened(TargetChanged(self._settings.policy.workers))
-        self._obey(self._supervisor.begin())
+        self._handle(TargetChanged(self._settings.policy.workers))
+        self._execute(self._supervisor.begin())
         while self._outcome is None:
-            for child_event in self._children.poll(self._patience()):
-                self._from_child(child_event)
-            if self._display.is_pipe_broken and not self._is_deserted:
-                self._is_deserted = True
+            for child_event in self._children.poll(self._poll_timeout()):
+                self._handle_child(child_event)
+            if self._display.is_pipe_broken and not self._reader_is_gone:
+                self._reader_is_gone = True
                 self._signals.append(signal.SIGPIPE)
             while self._signals:
-                self._happened(StopRequested(self._signals.popleft()))
+                self._handle(StopRequested(self._signals.popleft()))
             self._read_logs()
-            self._look_at_the_cluster()
-            self._settle_stacks()
-            self._happened(Tick())
-            self._keep_spares()
+            self._read_views()
+            self._collect_stacks()
+            self._handle(Tick())
+            self._start_spares()
             self._display.refresh(self._view, self._clock())
 
     def _read_logs(self) -> None:
-        for event in self._progress.events(self._tail.read()):
+        for event in self._log_events.events(self._tail.read()):
             self._logged_at = self._clock()
-            if isinstance(event, StepCommitted):
+            if isinstance(event, CommittedStep):
                 self._committed(event)
                 continue
             if isinstance(event, TrainingResumed):
                 self._step = event.step
-            self._happened(event)
+            self._handle(event)
 
-    def _patience(self) -> float:
+    def _poll_timeout(self) -> float:
         deadline = self._supervisor.deadline()
         if deadline is None:
             return LONGEST_WAIT
         return min(LONGEST_WAIT, max(0.0, deadline - self._clock()))
 
-    def _happened(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         now = self._clock()
         self._view.apply(event, now)
         self._display.event(event, self._view, now)
-        self._obey(self._supervisor.handle(event, now))
+        self._execute(self._supervisor.handle(event, now))
 
-    def _from_child(self, event: ChildEvent) -> None:
+    def _handle_child(self, event: ChildEvent) -> None:
         match event:
             case Printed(child, line):
                 self._logs.write(child, f"{line}\n")
@@ -222,7 +223,7 @@ class Launcher:
         if child == COORDINATOR and kind == "serving":
             self._coordinator_serves(str(message["address"]))
         elif kind == "warm":
-            self._happened(SpareReady(child))
+            self._handle(SpareReady(child))
         elif kind == "failed":
             self._failures[child] = UserFailure(
                 kind=str(message.get("exception", "an exception")),
@@ -235,66 +236,66 @@ class Launcher:
     def _coordinator_serves(self, address: str) -> None:
         self._address = address
         pid = self._children.pid(COORDINATOR)
-        self._note(coordinator_address=address, coordinator=ProcessRecord.of(pid))
+        self._update_record(coordinator_address=address, coordinator=ProcessIdentity.of(pid))
         if self._link is None:
             self._link = CoordinatorLink(address, self._token, self._children.wake)
-        self._happened(CoordinatorStarted(address, pid))
+        self._handle(CoordinatorStarted(address, pid))
 
     def _exited(self, child: str, code: int) -> None:
         self._logs.close(child)
-        if self._spares.ended(child):
+        if self._spares.exited(child):
             return
         if child == COORDINATOR:
-            self._note(coordinator=None)
+            self._update_record(coordinator=None)
             reason, self._coordinator_error = self._coordinator_error, ""
-            self._happened(CoordinatorExited(code, reason))
+            self._handle(CoordinatorExited(code, reason))
             return
         record = self._record.workers[child]
-        self._note(workers={n: r for n, r in self._record.workers.items() if n != child})
+        self._update_record(workers={n: r for n, r in self._record.workers.items() if n != child})
         if code != 0 and self._link is not None:
             self._link.report_exit(child, f"its process {describe_exit(code)}", record.pid)
         self._read_logs()
-        self._look_at_the_cluster()
-        self._happened(WorkerExited(child, code, self._failures.pop(child, None)))
+        self._read_views()
+        self._handle(WorkerExited(child, code, self._failures.pop(child, None)))
 
-    def _look_at_the_cluster(self) -> None:
+    def _read_views(self) -> None:
         if self._link is None:
             return
-        for news in self._link.take():
-            for event in self._observer.look(news.view, answers=news.answers):
-                if not isinstance(event, StepCommitted):
-                    self._happened(event)
-                elif self._clock() > self._logged_at + LOGS_TRUSTED:
+        for update in self._link.take_updates():
+            for event in self._observer.look(update.view, answers=update.answers):
+                if not isinstance(event, CommittedStep):
+                    self._handle(event)
+                elif self._clock() > self._logged_at + LOG_SILENCE_SECONDS:
                     self._committed(event)
-            self._make_wish(self._link)
+            self._request_target(self._link)
 
-    def _make_wish(self, link: CoordinatorLink) -> None:
-        wish = self._observer.next_wish()
-        if wish is not None:
-            link.set_target(wish.workers, wish.expected)
+    def _request_target(self, link: CoordinatorLink) -> None:
+        request = self._observer.next_request()
+        if request is not None:
+            link.set_target(request.workers, request.expected)
 
-    def _committed(self, event: StepCommitted) -> None:
-        """A step counts once, whoever tells of it first."""
+    def _committed(self, event: CommittedStep) -> None:
+        """Handle a step once, from whichever source it comes first."""
         if event.step > self._step:
             self._step = event.step
-            self._happened(event)
+            self._handle(event)
 
-    def _settle_stacks(self) -> None:
+    def _collect_stacks(self) -> None:
         now = self._clock()
-        for child, (heard, lines) in list(self._stacks.items()):
-            if lines and now >= heard + STACKS_QUIET:
+        for child, (last_line_at, lines) in list(self._stacks.items()):
+            if lines and now >= last_line_at + STACK_QUIET_SECONDS:
                 del self._stacks[child]
                 text = "\n".join(lines)
-                if child in self._stacks_asked:
-                    self._stacks_asked.discard(child)
-                    self._happened(StacksDumped(child, text))
+                if child in self._stacks_requested:
+                    self._stacks_requested.discard(child)
+                    self._handle(StacksDumped(child, text))
                 else:
-                    asked = f"{child} was asked for its stack by someone; it is in its log, too"
-                    self._display.say(Say(asked, Level.INFO, child, script_stack(text)))
+                    notice = f"{child} received SIGUSR1 and dumped its stack; its log has it, too"
+                    self._display.say(Say(notice, Level.INFO, child, script_stack(text)))
 
-    def _obey(self, instructions: list[Instruction]) -> None:
+    def _execute(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
-            # A process that has ended in the meantime is told nothing; its exit is on its way.
+            # A process that has exited cannot be signalled; the event of its exit follows.
             with contextlib.suppress(NotFoundError):
                 self._do(instruction)
 
@@ -308,17 +309,19 @@ class Launcher:
                 self._view.target = workers
                 if self._link is not None:
                     self._observer.asked(workers)
-                    self._make_wish(self._link)
+                    self._request_target(self._link)
             case Retire(worker):
                 self._children.signal(worker, signal.SIGTERM)
-                self._children.signal(worker, signal.SIGCONT)  # a frozen one could not hear it
+                self._children.signal(
+                    worker, signal.SIGCONT
+                )  # a stopped process handles no SIGTERM
             case StopTraining(worker):
                 self._children.signal(worker, STOP_SIGNAL)
             case Kill(worker):
                 self._children.kill(worker)
             case DumpStacks(worker):
                 self._stacks[worker] = (self._clock(), [])
-                self._stacks_asked.add(worker)
+                self._stacks_requested.add(worker)
                 self._children.signal(worker, STACKS_SIGNAL)
             case Say():
                 self._display.say(instruction)
@@ -341,32 +344,32 @@ class Launcher:
             token_file=None if self._token_file is None else str(self._token_file.absolute()),
         )
         command = [self._python, "-m", "tensorforge.launch.processes.coordinator_process"]
-        # What goes wrong is told by us; gRPC would tell it first, in its own words.
+        # The launcher shows the coordinator's errors; without this, gRPC prints its own first.
         environment = {"GRPC_VERBOSITY": "NONE", **os.environ, **settings.to_environment()}
         self._start(COORDINATOR, command, environment)
 
     def _start_worker(self, worker: str) -> None:
         if self._address is None:
             raise RuntimeError(
-                "a worker was to be started before the coordinator's address is known"
+                "a worker cannot be started before the coordinator's address is known"
             )
-        is_waiting = self._spares.take(worker)
-        start = self._children.its_turn if is_waiting else self._start_process
+        is_spare = self._spares.take(worker)
+        start = self._children.activate if is_spare else self._start_process
         pid = start(worker)
-        self._note(workers={**self._record.workers, worker: ProcessRecord.of(pid)})
-        self._happened(WorkerStarted(worker, pid))
+        self._update_record(workers={**self._record.workers, worker: ProcessIdentity.of(pid)})
+        self._handle(WorkerStarted(worker, pid))
 
-    def _keep_spares(self) -> None:
-        """Start what the next workers will be, while nobody waits for anything else."""
+    def _start_spares(self) -> None:
+        """Start the spares for the next workers, once all workers have joined."""
         if self._address is None or self._outcome is not None or not self._supervisor.is_settled:
             return
-        for name in self._spares.missing(self._supervisor.next_names(self._settings.spares)):
+        for name in self._spares.to_start(self._supervisor.next_names(self._settings.spares)):
             self._start_process(name, self._spares.modules)
 
     def _start_process(self, worker: str, preload: tuple[str, ...] | None = None) -> int:
         environment = self._settings.worker_environment(worker, self._address or "", self._token)
         if preload is not None:
-            environment[PRELOAD] = ",".join(preload)
+            environment |= for_child({PRELOAD: preload})
         command = self._settings.worker_command(self._python)
         return self._start(worker, command, environment, spare=preload is not None)
 
@@ -376,13 +379,13 @@ class Launcher:
         self._logs.open(name)
         return self._children.start(name, command, environment, Path.cwd(), spare=spare)
 
-    def _note(self, **changed: Any) -> None:
+    def _update_record(self, **changed: Any) -> None:
         self._record = replace(self._record, **changed)
         try:
             write_record(self._settings.run_dir, self._record)
         except OSError as error:
-            if not self._is_record_told:
-                self._is_record_told = True
+            if not self._has_warned_of_record:
+                self._has_warned_of_record = True
                 self._warn(f"{error.filename or RUN_FILE} cannot be written: {error.strerror}")
 
     def _warn(self, text: str) -> None:
@@ -393,8 +396,8 @@ class Launcher:
             return
         self._token_file = self._settings.run_dir / TOKEN_FILE
         self._token = load_or_issue(TokenStore(), self._token_file, "run", ROLES)
-        where = f"the token for workers and operators is in {self._token_file}"
-        self._display.say(Say(where, Level.INFO))
+        notice = f"the token for workers and operators is in {self._token_file}"
+        self._display.say(Say(notice, Level.INFO))
 
     @contextlib.contextmanager
     def _handling_signals(self) -> Iterator[None]:
@@ -402,7 +405,7 @@ class Launcher:
             yield
             return
         numbers = [signal.SIGINT, signal.SIGTERM]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as `nohup` leaves it
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it
             numbers.append(signal.SIGHUP)
         before = {n: signal.signal(n, lambda n, _: self._signals.append(n)) for n in numbers}
         wakeup = signal.set_wakeup_fd(self._children.wake_fd, warn_on_full_buffer=False)
@@ -414,7 +417,7 @@ class Launcher:
                 signal.signal(number, handler)
 
     def _end_coordinator(self) -> None:
-        """Give the coordinator a moment to let go of its lease; the children's end comes anyway."""
+        """Wait for the coordinator to release its lease; `Children.close` kills it if it takes too long."""
         limit = self._clock() + COORDINATOR_STOP_SECONDS
         while COORDINATOR in self._children.names and self._clock() < limit:
             for event in self._children.poll(LONGEST_WAIT):

@@ -1,4 +1,4 @@
-"""The run's folder: who runs there, for those who come from outside (`chaos`, a second launcher)."""
+"""The run's folder: its lock, and the record of the processes that run there (`chaos` and others read it)."""
 
 from __future__ import annotations
 
@@ -6,76 +6,35 @@ import contextlib
 import fcntl
 import json
 import os
-import signal
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Self
-
-import psutil
+from typing import Any, ClassVar, Self
 
 from tensorforge.encoding import decode, encode
 from tensorforge.errors import ConflictError, EncodingError, NotFoundError, UnavailableError
+from tensorforge.processes import ProcessIdentity
 
 RUN_FILE = "run.json"
 LOCK_FILE = "lock"
 TOKEN_FILE = "token"  # noqa: S105  the name of a file, written only for its owner
 
 
-@dataclass(frozen=True, slots=True)
-class ProcessRecord:
-    """A process, named so that another one with the same number is not mistaken for it."""
-
-    pid: int
-    started: float
-
-    @classmethod
-    def of(cls, pid: int) -> ProcessRecord:
-        """The process that has this number now."""
-        try:
-            return cls(pid, psutil.Process(pid).create_time())
-        except psutil.NoSuchProcess:
-            return cls(pid, 0.0)
-
-    def is_alive(self) -> bool:
-        """Whether it still runs."""
-        try:
-            process = psutil.Process(self.pid)
-            same = process.create_time() == self.started
-            return same and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
-
-    def send(self, number: int) -> bool:
-        """Send a signal, unless the process is gone; whether it was sent."""
-        try:
-            descriptor = os.pidfd_open(self.pid)
-        except ProcessLookupError:
-            return False
-        try:
-            if not self.is_alive():
-                return False
-            signal.pidfd_send_signal(descriptor, number)
-            return True
-        except ProcessLookupError:
-            return False
-        finally:
-            os.close(descriptor)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
-    """A launched run as it is at the moment."""
+    """The processes of a launched run at this moment."""
+
+    ENCODING_VERSION: ClassVar[int] = 2
 
     script: str
     coordinator_address: str | None = None
-    coordinator: ProcessRecord | None = None
-    launcher: ProcessRecord
-    workers: Mapping[str, ProcessRecord] = field(default_factory=dict)
+    coordinator: ProcessIdentity | None = None
+    launcher: ProcessIdentity
+    workers: Mapping[str, ProcessIdentity] = field(default_factory=dict)
 
 
 def write_record(folder: Path, record: RunRecord) -> None:
-    """Replace the record; a reader sees the old one or the new one."""
+    """Replace the record atomically: a reader sees the old one or the new one."""
     temporary = folder / f".{RUN_FILE}.{os.getpid()}"
     try:
         temporary.write_text(json.dumps(encode(record), indent=2))
@@ -86,7 +45,7 @@ def write_record(folder: Path, record: RunRecord) -> None:
 
 
 def read_record(folder: Path) -> RunRecord:
-    """The record of the run in this folder."""
+    """Read the record of the run in this folder; `NotFoundError` if there is none."""
     try:
         text = (folder / RUN_FILE).read_text()
     except OSError as error:
@@ -95,25 +54,43 @@ def read_record(folder: Path) -> RunRecord:
             "`tensorforge run` printed (--run-dir)"
         ) from error
     try:
-        return decode(json.loads(text), RunRecord)
+        return decode(_upgraded(json.loads(text)), RunRecord)
     except ValueError as error:
         if isinstance(error, EncodingError):
             raise
         raise EncodingError(f"{folder / RUN_FILE} is not JSON: {error}") from error
 
 
+def _upgraded(payload: Any) -> Any:
+    """A record of version 1 in today's form: its processes were a number and the clock time of the start."""
+    if not isinstance(payload, dict) or payload.get("version") != 1:
+        return payload
+    try:
+        data = dict(payload["data"])
+        data["launcher"] = _process(data["launcher"])
+        data["coordinator"] = data["coordinator"] and _process(data["coordinator"])
+        data["workers"] = {name: _process(old) for name, old in data["workers"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise EncodingError(f"{RUN_FILE} is of version 1, but not complete: {error!r}") from error
+    return {**payload, "version": 2, "data": data}
+
+
+def _process(old: Mapping[str, Any]) -> dict[str, Any]:
+    return asdict(ProcessIdentity.from_clock_time(old["pid"], old["started"]))
+
+
 def running(folder: Path) -> list[Path]:
-    """The folders below this one in which a launcher is at work."""
+    """The folders below this one in which a launcher runs."""
     found = []
     for path in sorted(folder.glob(f"*/{RUN_FILE}")):
         with contextlib.suppress(NotFoundError, EncodingError):
-            if read_record(path.parent).launcher.is_alive():
+            if read_record(path.parent).launcher.is_running():
                 found.append(path.parent)
     return found
 
 
 def make_folder(folder: Path) -> None:
-    """Make the folder, and those above it, unless it is there."""
+    """Make the folder and its parents if they do not exist."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError as error:
@@ -123,7 +100,7 @@ def make_folder(folder: Path) -> None:
 
 
 class RunLock:
-    """One launcher per folder: held while it lives, let go when it ends in whatever way."""
+    """Excludes a second launcher from the folder; the kernel releases the lock when the process ends."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

@@ -1,18 +1,17 @@
-"""Following what the workers write down: `RUN_DIR/workers/<worker>.jsonl`, one JSON object a line."""
+"""Following the workers' run logs: `RUN_DIR/workers/<worker>.jsonl`, one JSON object per line."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.encoding import Json
 from tensorforge.launch.supervisor.events import (
     CheckpointProgress,
     Event,
-    StepCommitted,
     TrainingResumed,
     WorkerConcluded,
 )
@@ -21,7 +20,10 @@ LINE_LIMIT = 1 << 20
 
 
 class RunLogTail:
-    """Reads what was added since the last call. Half a line waits; a line that is no JSON is skipped."""
+    """Reads the lines that were added since the last call; lines that are not JSON are skipped.
+
+    An incomplete last line is kept until the rest of it is written.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -29,14 +31,14 @@ class RunLogTail:
         self._rests: dict[Path, bytes] = {}
 
     def read(self) -> list[Mapping[str, Json]]:
-        """The new lines of all workers."""
+        """The new lines of all workers, file by file."""
         found: list[Mapping[str, Json]] = []
         for path in sorted(self._folder.glob("*.jsonl")):
             found += self._read_file(path)
         return found
 
     def close(self) -> None:
-        """Close the files."""
+        """Close all files."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -55,7 +57,7 @@ class RunLogTail:
 
 
 def parse_line(line: bytes) -> Iterator[Mapping[str, Json]]:
-    """The object on the line, if it is one."""
+    """The object on the line, if it is one with a `kind`."""
     try:
         value = json.loads(line)
     except ValueError:
@@ -64,16 +66,15 @@ def parse_line(line: bytes) -> Iterator[Mapping[str, Json]]:
         yield value
 
 
-class Progress:
-    """Turns the workers' lines into events; a step that several workers report counts once."""
+class RunLogEvents:
+    """Turns the workers' log lines into events; a step that several workers log becomes one event."""
 
     def __init__(self) -> None:
         self._step = -1
         self._generation = self._resumed_in = 0
-        self._samples = 0
 
     def events(self, lines: Iterable[Mapping[str, Json]]) -> Iterator[Event]:
-        """What the lines tell, in order."""
+        """The events of these lines, in order."""
         for line in lines:
             if line["kind"] == "formed":
                 yield from self._formed(line)
@@ -85,7 +86,7 @@ class Progress:
                 yield WorkerConcluded(str(line.get("worker")), str(line.get("outcome")))
 
     def _formed(self, line: Mapping[str, Json]) -> Iterator[Event]:
-        """Nobody goes back as long as one worker knows the way, so an earlier step means that all are new."""
+        """A generation that forms at an earlier step has lost all workers and starts from a checkpoint."""
         step, generation = line.get("committed_step"), line.get("generation")
         if not isinstance(step, int) or not isinstance(generation, int):
             return
@@ -98,34 +99,16 @@ class Progress:
             yield TrainingResumed(step, before)
 
     def _commit(self, line: Mapping[str, Json]) -> Iterator[Event]:
-        step, samples = line.get("step"), line.get("samples")
-        generation = line.get("generation")
-        if isinstance(generation, int):
-            if generation < self._resumed_in:
-                return  # read late: what it tells of is lost
-            self._generation = max(self._generation, generation)
-        if not isinstance(step, int) or step <= self._step:
-            return
-        self._step = step
-        self._samples += samples if isinstance(samples, int) else 0
-        metrics = line.get("metrics")
-        epoch = line.get("epoch")
-        yield StepCommitted(
-            step,
-            epoch=epoch if isinstance(epoch, int) else 0,
-            samples=self._samples,
-            loss=_number(metrics.get("loss")) if isinstance(metrics, dict) else None,
-            learning_rate=_number(line.get("learning_rate")),
-        )
+        committed = CommittedStep.from_json(line)
+        if committed is None or 0 < committed.generation < self._resumed_in:
+            return  # from before the resumption: this step is lost
+        self._generation = max(self._generation, committed.generation)
+        if committed.step > self._step:
+            self._step = committed.step
+            yield committed
 
 
 def _checkpoint(line: Mapping[str, Json]) -> Iterator[Event]:
-    step, share = line.get("step"), _number(line.get("share"))
+    step = line.get("step")
     if isinstance(step, int):
-        yield CheckpointProgress(step, complete=bool(line.get("complete")), share=share)
-
-
-def _number(value: Json) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value) if math.isfinite(value) else math.nan
+        yield CheckpointProgress(step, complete=bool(line.get("complete")))

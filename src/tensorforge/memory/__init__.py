@@ -1,16 +1,16 @@
-"""Bounded, reusable memory: a pool that keeps the books, an arena with real bytes, traces to learn from.
+"""Bounded, reusable memory: a pool that decides where blocks go, an arena of real bytes, and recorded traces.
 
-    blocks      the vocabulary and its arithmetic        freespace   holes, indexed for best fit
-    compaction  the plan of a defragmentation            table       the pool as a pure machine
-    guard       the lock                                 pool        the pool that threads share
-    rawmemory   one torch storage                        handle      the owner's side of a block
-    arena       a pool over real memory                  trace       a recorded history of allocations
-    record      traces of PyTorch programs               snapshot    PyTorch's own format, in and out
-    policies    ways to place blocks                     offline     with the whole future known
-    replay      a trace through a policy                 advise      what a trace says about its pool
-    plots       pictures of a replay                     library     the traces that come along
+`pool/` is pure bookkeeping of offsets. A request (`blocks`) goes to the block table (`block_table`), which
+takes the best-fitting hole (`free_space`), evicts cached blocks, or moves blocks (`defragmentation`). Two
+classes own a block table and a lock. `memory_pool.MemoryPool` adds threads, high-water marks and rates.
+`arena.TensorArena` adds real bytes: it slices one torch storage, moves bytes as the table says, and pins a
+block while a tensor views it. A finalizer may free a block in any thread at any time; `finalizer_lock`
+makes that safe. The pool and the lock are outside `pool/` because they hold a lock, which a pure folder may
+not.
 
-What needs torch, and what the pool itself does not need, is imported when it is first asked for.
+`traces/` follows the life of a trace: recorded from a program (`recording`) or read from a PyTorch snapshot
+(`torch_snapshot`), replayed through a placement policy (`replay`), judged (`pool_advice`) and drawn
+(`plots`). Modules that need torch, and those that `MemoryPool` does not need, are imported on first use.
 """
 
 import importlib
@@ -39,27 +39,27 @@ from tensorforge.memory.traces.trace import AllocationTrace
 
 if TYPE_CHECKING:
     from tensorforge.memory.arena.arena import TensorArena
-    from tensorforge.memory.arena.handle import ArenaBlock
-    from tensorforge.memory.traces.advise import Advice, advise_pool
-    from tensorforge.memory.traces.library import open_trace
+    from tensorforge.memory.arena.arena_block import ArenaBlock
+    from tensorforge.memory.traces.bundled_traces import open_trace
     from tensorforge.memory.traces.plots import save_plot
+    from tensorforge.memory.traces.pool_advice import Advice, advise_pool
     from tensorforge.memory.traces.recording import record_allocations
     from tensorforge.memory.traces.replay import Replay, replay_bounded, replay_trace
-    from tensorforge.memory.traces.snapshot import save_snapshot, snapshot_of_replay
+    from tensorforge.memory.traces.torch_snapshot import save_snapshot, snapshot_of_replay
 
 _ON_DEMAND = {
-    "Advice": "traces.advise",
-    "ArenaBlock": "arena.handle",
+    "Advice": "traces.pool_advice",
+    "ArenaBlock": "arena.arena_block",
     "Replay": "traces.replay",
     "TensorArena": "arena.arena",
-    "advise_pool": "traces.advise",
-    "open_trace": "traces.library",
+    "advise_pool": "traces.pool_advice",
+    "open_trace": "traces.bundled_traces",
     "record_allocations": "traces.recording",
     "replay_bounded": "traces.replay",
     "replay_trace": "traces.replay",
     "save_plot": "traces.plots",
-    "save_snapshot": "traces.snapshot",
-    "snapshot_of_replay": "traces.snapshot",
+    "save_snapshot": "traces.torch_snapshot",
+    "snapshot_of_replay": "traces.torch_snapshot",
 }
 
 __all__ = [

@@ -1,8 +1,8 @@
-"""A lock that finalizers can live with.
+"""A lock that is safe to use from finalizers.
 
-Python may run a finalizer at any allocation, so also in a thread that holds the very lock that the
-finalizer wants: taking it there would wait for ever. A finalizer therefore only queues its work with
-`later`; whoever holds the lock does it before anything else, or at the latest when letting go.
+Python may run a finalizer at any allocation, also in a thread that already holds the lock that the finalizer
+needs; acquiring it there would deadlock. So a finalizer only queues its action with `later`. The holder of the
+lock runs queued actions when it acquires the lock, or at the latest when it releases it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,12 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
-from types import TracebackType
 
 _log = logging.getLogger(__name__)
 
 
-class Guard:
-    """`with guard:` excludes other threads. It is not re-entrant."""
+class FinalizerLock:
+    """A lock for `with` blocks that is not re-entrant, with `later` for actions of finalizers."""
 
     __slots__ = ("_lock", "_queue")
 
@@ -26,12 +25,12 @@ class Guard:
         self._queue: deque[Callable[[], object]] = deque()
 
     def later(self, action: Callable[[], object]) -> None:
-        """Run `action` under the lock: now if nobody holds it, otherwise when it is next let go.
+        """Run `action` under the lock: now if the lock is free, otherwise when it is next released.
 
-        Never waits, and is safe inside finalizers and while this thread holds the lock.
+        Never waits. Safe inside finalizers, and while this thread holds the lock.
         """
         self._queue.append(action)
-        self._settle()
+        self._run_queue_if_free()
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -42,19 +41,14 @@ class Guard:
                 self._lock.release()
                 raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.release()
         if self._queue:
-            self._settle()
+            self._run_queue_if_free()
 
-    def _settle(self) -> None:
-        # Release comes before the look at the queue, and appending before the attempt to lock: so of a
-        # holder that lets go and a finalizer that queues, at least one sees the other.
+    def _run_queue_if_free(self) -> None:
+        # A holder releases before it looks at the queue, and a finalizer appends before it tries to
+        # lock; so at least one of the two runs the action.
         while self._queue and self._lock.acquire(blocking=False):
             try:
                 self._run_queue()
@@ -65,5 +59,5 @@ class Guard:
         while self._queue:
             try:
                 self._queue.popleft()()
-            except Exception:  # noqa: BLE001  nobody waits for it; a bystander must not get its error
+            except Exception:  # noqa: BLE001  it must not reach an unrelated caller
                 _log.exception("an action queued by a finalizer failed")

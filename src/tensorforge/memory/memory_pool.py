@@ -1,4 +1,4 @@
-"""The memory pool that threads share."""
+"""A pool of memory for threads to share: a block table behind one lock, with pressure and growth."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from tensorforge.capacity import RollingWindow
 from tensorforge.errors import InvalidInputError
-from tensorforge.memory.finalizer_lock import Guard
+from tensorforge.memory.finalizer_lock import FinalizerLock
 from tensorforge.memory.pool.block_table import BlockTable
 from tensorforge.memory.pool.blocks import (
     AllocationRequest,
@@ -26,7 +26,7 @@ _RATE_SAMPLES = 120
 
 
 class HighWaterMark:
-    """Notices when pressure rises to `mark`; once, until it has fallen below again."""
+    """Detects that pressure rises to `mark`; again only after it has fallen below the mark."""
 
     __slots__ = ("_above", "callback", "mark")
 
@@ -38,35 +38,35 @@ class HighWaterMark:
         self._above = False
 
     def observe(self, pressure: float) -> bool:
-        """Whether this is the moment that the mark was reached."""
+        """Whether this pressure reaches the mark and the previous one did not."""
         was_above, self._above = self._above, pressure >= self.mark
         return self._above and not was_above
 
 
 class MemoryPool:
-    """Bookkeeping for the memory of one device, shared by threads.
+    """Bookkeeping for the memory of one device. Safe to share between threads.
 
-    Allocation is best fit, the lowest offset among equals; freed neighbours merge at once. If there
-    is no room, cached blocks of at most the request's priority are evicted: those neighbours that cost the
-    fewest bytes. Pinned blocks are never evicted or moved. Requests smaller than `small_block` are placed at
-    the top end of the hole they go into.
+    Allocation is best fit, with the lowest offset among equals; freed neighbours merge at once. If there
+    is no room, adjacent cached blocks of at most the request's priority are evicted, those with the fewest
+    bytes. Pinned blocks are never evicted or moved. Requests smaller than `small_block` are placed at the
+    top end of their hole.
 
-    An unknown block is a `NotFoundError`, a move that its state forbids a `TransitionError`. One lock
-    guards everything; no callback runs under it.
+    An unknown block is a `NotFoundError`; a transition that its status forbids is a `TransitionError`. No
+    callback runs while the lock is held.
     """
 
     def __init__(self, device: GpuDevice, *, small_block: int = 0) -> None:
         self.device = device
         self._table = BlockTable(device.total_memory, small_block=small_block)
-        self._guard = Guard()
+        self._lock = FinalizerLock()
         self._marks: list[HighWaterMark] = []
         self._growth = RollingWindow(_RATE_WINDOW_SECONDS)
         self._sampled_at: float | None = None
         self._sampled_bytes = 0
 
     def allocate(self, request: AllocationRequest, now: float) -> AllocationResult:
-        """Give the request a block, or say why not. Its size is rounded up to its alignment."""
-        with self._guard:
+        """Allocate a block, or return the reason for a failure. The size is rounded up to the alignment."""
+        with self._lock:
             result = self._table.allocate(request, now)
             self._sample_growth(now)
             due = self._reached_marks()
@@ -75,95 +75,95 @@ class MemoryPool:
         return result
 
     def free(self, block_id: str) -> None:
-        """Give a block back, pinned or not."""
-        with self._guard:
+        """Free a block, pinned or not."""
+        with self._lock:
             self._free(block_id)
 
     def free_later(self, block_id: str) -> None:
-        """`free` for finalizers: never waits; an unknown block is logged, not raised."""
-        self._guard.later(lambda: self._free(block_id))
+        """`free` for finalizers: it never waits, and it logs an unknown block instead of raising."""
+        self._lock.later(lambda: self._free(block_id))
 
     def mark_cached(self, block_id: str) -> None:
-        """Let a block be evicted when room is needed; pin it to use it again."""
-        with self._guard:
+        """Allow the eviction of a block when room is needed; pin the block to use it again."""
+        with self._lock:
             self._table.mark_cached(block_id)
 
     def pin(self, block_id: str) -> None:
-        """Keep a block from being evicted or moved."""
-        with self._guard:
+        """Forbid that a block is evicted or moved."""
+        with self._lock:
             self._table.pin(block_id)
 
     def unpin(self, block_id: str) -> None:
-        """Let a pinned block be moved again."""
-        with self._guard:
+        """Allow again that a pinned block is moved."""
+        with self._lock:
             self._table.unpin(block_id)
 
     def touch(self, block_id: str, now: float) -> None:
-        """Note that a block was used at `now`."""
-        with self._guard:
+        """Record that a block was used at `now`."""
+        with self._lock:
             self._table.touch(block_id, now)
 
     def evict(self, needed: int) -> int:
-        """Free cached blocks, least recently used first, until `needed` bytes came free.
+        """Free cached blocks, least recently used first, until `needed` bytes are freed.
 
-        Answers the bytes freed: more than `needed` if the last block was larger, fewer if no cached block
+        Returns the bytes freed: more than `needed` if the last block was larger, fewer if no cached block
         is left.
         """
-        with self._guard:
+        with self._lock:
             before = self._table.in_use
             self._table.evict(needed)
             self._reached_marks()
             return before - self._table.in_use
 
     def defragment(self) -> int:
-        """Push the blocks in use together and answer how many moved.
+        """Move the blocks in use together and return how many were moved.
 
-        Ids, sizes and alignments stay; this pool owns no bytes, so offsets are all that changes.
+        Ids, sizes and alignments stay. This pool owns no bytes, so only offsets change.
         """
-        with self._guard:
+        with self._lock:
             moves = self._table.plan_compaction()
             self._table.apply(moves)
             return len(moves)
 
     def stats(self) -> PoolStats:
-        """The figures of this moment."""
-        with self._guard:
+        """The current statistics."""
+        with self._lock:
             return self._table.stats()
 
     def get_block(self, block_id: str) -> MemoryBlock | None:
         """The block of this id, or `None`."""
-        with self._guard:
+        with self._lock:
             return self._table.get(block_id)
 
     def blocks(self) -> list[MemoryBlock]:
         """Every block, free ones included, lowest offset first."""
-        with self._guard:
+        with self._lock:
             return self._table.blocks()
 
     def blocks_for_tensor(self, tensor_id: str) -> list[MemoryBlock]:
         """The blocks in use for a tensor, oldest first."""
-        with self._guard:
+        with self._lock:
             return self._table.blocks_for_tensor(tensor_id)
 
     def pressure(self) -> float:
         """The share of memory in use, from 0.0 to 1.0."""
-        with self._guard:
+        with self._lock:
             return memory_pressure(self._table.in_use, self._table.capacity)
 
     def on_high_water(self, mark: float, callback: Callable[[PoolStats], object]) -> None:
-        """Call `callback` whenever an allocation takes the pressure to `mark`.
+        """Call `callback` whenever an allocation raises the pressure to `mark`.
 
-        It runs in the allocating thread, outside the lock, so it may use the pool. It comes again only after
-        the pressure was below the mark in between. An exception from it is logged.
+        It runs in the allocating thread, outside the lock, so it may use the pool. It runs again only after
+        the pressure has been below the mark. An exception from it is logged.
         """
         watched = HighWaterMark(mark, callback)
-        with self._guard:
+        with self._lock:
             watched.observe(memory_pressure(self._table.in_use, self._table.capacity))
             self._marks.append(watched)
 
     def oom_seconds(self, now: float) -> float:
-        """Seconds until the pool is full if it fills as it did in the last minute."""
-        with self._guard:
+        """Seconds until the pool is full if it grows as in the last minute."""
+        with self._lock:
             self._sample_growth(now)
             rate = self._growth.rate(now)
             return estimate_oom_seconds(self._table.capacity - self._table.in_use, rate)
@@ -179,7 +179,7 @@ class MemoryPool:
         self._reached_marks()
 
     def _reached_marks(self) -> list[tuple[HighWaterMark, PoolStats]]:
-        """The marks that this change of pressure has reached; those above it are armed again."""
+        """The marks that the current pressure has newly reached, with the statistics for their callbacks."""
         if not self._marks:
             return []
         pressure = memory_pressure(self._table.in_use, self._table.capacity)

@@ -1,9 +1,22 @@
 """The model registry: semantic versions, a lifecycle with evidence, and an audit that shows tampering.
 
-versions, ranges, lifecycle, models, shapes, selection, evidence, filters  pure
-schema, expressions, rows, search, audit, changes                          on the database, shared by all
-registering, measurements, moves, labels, descriptions, removing           on it, a kind of change each
-reading, registry                                                          what others call
+`domain` decides, without database or clock. `database` stores: every write is a `Change`, one transaction that
+locks one model and ends with one audit row and its webhook messages. `ModelRegistry` is what programs call,
+`service` what HTTP clients call. Beside them: `weights`, `export` and `model_validation` work on model files,
+`tokens` has the service's tokens, `webhooks` and `addresses` deliver messages.
+
+A transition over HTTP, `POST /api/v1/models/M/versions/1.0.0/transitions`, goes through:
+
+1. `service/application.AccessMiddleware`: size, token and rate; Starlette's router finds the endpoint.
+2. `service/endpoints._perform`: the scope, the query and the body, decoded into a `Call`.
+3. `service/context.ServiceContext.run`; with SQLite `service/write_queue.WriteQueue.run`, the writing thread.
+4. `service/rest/versions_api.transition_version`: the body, and the revision in `If-Match`.
+5. `model_registry.ModelRegistry.transition_state`, `transition_path`: a transaction and its `Change`.
+6. `database/writes/transitions.make_transitions`: revision, lifecycle (`domain/deployment_lifecycle`), evidence
+   (`domain/evidence`), the new state.
+7. `database/writes/changes.Change.record`: `database/audit.append` and `database/outbox.enqueue`.
+8. `database/writes/transitions._set_serving`: which version serves, if that changes.
+9. `service/endpoints._run`: the answer as JSON with the new `ETag`; it is sent after the commit.
 """
 
 from tensorforge.registry.database.audit import AuditEntry, AuditHead

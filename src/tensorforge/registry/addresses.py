@@ -1,7 +1,8 @@
-"""Where the registry may send requests on somebody's behalf: only to the public internet, unless allowed.
+"""The addresses to which webhook messages may be sent: those of the public internet, unless others are allowed.
 
-Whoever may create a webhook chooses the address. Without a check the server would carry requests to
-places that the caller cannot reach: its own loopback, the cloud's metadata service, its neighbours.
+A caller who creates a webhook chooses its URL. Without a check, the server would send requests for that caller
+to addresses that the caller cannot reach: the server's loopback, the cloud's metadata service, machines next to
+it.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def check_target(url: str, *, allow_private: bool = False) -> SplitResult:
-    """The parts of a URL that a webhook may have.
+    """The parts of a webhook's URL.
 
-    `InvalidInputError` if it is no plain http(s) URL; `PermissionDeniedError` if its host is spelled as
-    an address that is out of bounds. A name is judged when it is resolved, each time.
+    `InvalidInputError` if it is no plain http or https URL; `PermissionDeniedError` if its host is an IP
+    address outside the public internet. A host name is checked each time it is resolved, by `resolve_target`.
     """
     try:
         parts = urlsplit(url)
@@ -48,10 +49,10 @@ def check_target(url: str, *, allow_private: bool = False) -> SplitResult:
 def resolve_target(
     parts: SplitResult, *, allow_private: bool = False, resolver: Resolver | None = None
 ) -> str:
-    """The address to connect to: resolved once, judged, and then used as it is.
+    """The IP address to connect to.
 
-    Resolving again when connecting would let a name change its answer in between. If any of the answers is
-    out of bounds the name is refused.
+    The caller must connect to this address and not resolve the name again, since the second answer could be
+    another one. `PermissionDeniedError` if any address of the name is outside the public internet.
     """
     host, port = parts.hostname or "", parts.port or _PORTS[parts.scheme]
     found = (resolver or _system_resolver)(host, port)
@@ -64,7 +65,10 @@ def resolve_target(
 
 
 def is_public(address: Address) -> bool:
-    """Whether an address belongs to the public internet, whatever notation hides it."""
+    """Whether an address belongs to the public internet.
+
+    IPv4 addresses inside IPv6 notations are recognised.
+    """
     if isinstance(address, ipaddress.IPv6Address):
         hidden = address.ipv4_mapped or address.sixtofour
         if address.teredo is not None or address in ipaddress.ip_network("64:ff9b::/96"):

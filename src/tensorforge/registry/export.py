@@ -1,7 +1,7 @@
-"""From a checkpoint to a version: one safetensors file with the model's weights, and where they came from.
+"""Registration of weights, and export of a checkpoint's model to one safetensors file.
 
-A checkpoint may be sharded, compressed and a difference to another one; what the registry points to is
-not. Every byte is verified on its way.
+A checkpoint may be sharded, compressed, or stored as a difference to another one. The exported file has the
+complete tensors. Every chunk is verified while it is read.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tensorforge.errors import AlreadyExistsError, NotFoundError
-from tensorforge.registry.database.registering import FIRST_VERSION
+from tensorforge.registry.database.writes.registering import FIRST_VERSION
 from tensorforge.registry.domain.models import Actor, Lineage, ModelMetadata, Shape
 from tensorforge.registry.domain.shapes import DueBump
 from tensorforge.registry.domain.versions import Bump, ModelVersion
@@ -25,14 +25,16 @@ if TYPE_CHECKING:
     from tensorforge.checkpoint.format.manifest import CheckpointManifest
     from tensorforge.storage.blobs import BlobStore
 
-_TIMEOUT = 3600.0
 _RUN_KEYS = ("training_run_id", "run_id")
 _STEP_KEYS = ("step",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What to register weights as. Without `version` the one that is due is taken."""
+    """The model and version to register weights as.
+
+    Without `version` the registry chooses the one that is due.
+    """
 
     model_id: str
     version: ModelVersion | None = None
@@ -49,40 +51,40 @@ class Registration:
 
 def register_weights(
     registry: ModelRegistry,
-    wanted: Registration,
+    registration: Registration,
     weights: Weights,
     *,
     actor: Actor | None = None,
 ) -> tuple[ModelMetadata, DueBump | None]:
-    """Register weights by what their headers say; returns the version and why it is due.
+    """Register weights with their tensors, size and checksum.
 
-    With an explicit version the second value is `None`.
+    Returns what was stored, and why its version was due; `None` if `registration` has an explicit version.
     """
     metadata = ModelMetadata(
-        model_id=wanted.model_id,
-        name=wanted.name or wanted.model_id,
-        version=wanted.version or FIRST_VERSION,
-        framework=wanted.framework,
-        input_shape=wanted.input_shape,
-        output_shape=wanted.output_shape,
+        model_id=registration.model_id,
+        name=registration.name or registration.model_id,
+        version=registration.version or FIRST_VERSION,
+        framework=registration.framework,
+        input_shape=registration.input_shape,
+        output_shape=registration.output_shape,
         size_bytes=weights.size_bytes,
         checksum=weights.checksum,
         registered_at=datetime.now(UTC),
-        tags=wanted.tags or {},
-        source=wanted.source or str(weights.path.resolve()),
-        description=wanted.description,
-        lineage=wanted.lineage,
+        tags=registration.tags or {},
+        source=registration.source or str(weights.path.resolve()),
+        description=registration.description,
+        lineage=registration.lineage,
     )
-    if wanted.version is not None:
+    if registration.version is not None:
         return registry.register(metadata, tensors=weights.tensors, actor=actor), None
     return registry.register_next(
-        metadata, least=wanted.least_bump, tensors=weights.tensors, actor=actor
+        metadata, least=registration.least_bump, tensors=weights.tensors, actor=actor
     )
 
 
 def register_checkpoint(
     registry: ModelRegistry,
-    wanted: Registration,
+    registration: Registration,
     store: BlobStore,
     destination: Path,
     *,
@@ -92,17 +94,18 @@ def register_checkpoint(
 ) -> tuple[ModelMetadata, DueBump | None]:
     """Export a checkpoint's model to `destination` and register it with its lineage.
 
-    `prefix` names the checkpoint; without it the newest one is taken. What `wanted.lineage` leaves open is
-    filled in from the checkpoint.
+    `prefix` names the checkpoint; without it the newest one is exported. Fields of the lineage that
+    `registration` leaves empty are read from the checkpoint.
     """
     manifest = find_manifest(store, prefix)
     weights = export_checkpoint(store, manifest, destination, progress=progress)
-    lineage = _merge(wanted.lineage, lineage_of(manifest))
-    return register_weights(registry, replace(wanted, lineage=lineage), weights, actor=actor)
+    lineage = _merge(registration.lineage, lineage_of(manifest))
+    described = replace(registration, lineage=lineage)
+    return register_weights(registry, described, weights, actor=actor)
 
 
 def find_manifest(store: BlobStore, prefix: str | None) -> CheckpointManifest:
-    """The manifest of a checkpoint, or of the newest one."""
+    """The manifest of a checkpoint, or of the newest one; `NotFoundError` if there is none."""
     from tensorforge.checkpoint import store_index
 
     if prefix is None:
@@ -120,7 +123,10 @@ def export_checkpoint(
     *,
     progress: Progress | None = None,
 ) -> Weights:
-    """Write the model's tensors into one safetensors file that appears whole or not at all."""
+    """Write the model's tensors to one safetensors file. After a failure or crash `destination` does not exist.
+
+    `AlreadyExistsError` if it exists already.
+    """
     from safetensors.torch import save_file
 
     if destination.exists():
@@ -139,28 +145,20 @@ def export_checkpoint(
 def _read_model(
     store: BlobStore, manifest: CheckpointManifest, progress: Progress | None
 ) -> dict[str, Any]:
-    from tensorforge.checkpoint.format.boxes import Box
     from tensorforge.checkpoint.format.file_layout import MODEL
-    from tensorforge.checkpoint.load.chunks import StoredChunks
-    from tensorforge.checkpoint.load.targets import whole_tensor
-    from tensorforge.checkpoint.load.tensor_reader import Destination, read_tensors
-    from tensorforge.checkpoint.parallel import Guard
+    from tensorforge.checkpoint.full_state import read_full_tensors
 
-    saved = {name: meta for name, meta in manifest.tensors.items() if name.startswith(MODEL)}
-    if not saved:
+    names = [name for name in manifest.tensors if name.startswith(MODEL)]
+    if not names:
         raise NotFoundError(f"the checkpoint {manifest.prefix} holds no model")
-    destinations = [
-        Destination(name, Box.whole(meta.shape), whole_tensor(meta)) for name, meta in saved.items()
-    ]
-    source = StoredChunks(store, manifest)
-    read_tensors(source, destinations, guard=Guard(_TIMEOUT), progress=progress)
-    return {each.name.removeprefix(MODEL): each.tensor for each in destinations}
+    tensors = read_full_tensors(store, manifest, names, progress)
+    return {name.removeprefix(MODEL): tensor for name, tensor in tensors.items()}
 
 
 def _persist(temporary: Path, destination: Path) -> None:
     with temporary.open("rb+") as stream:
         os.fsync(stream.fileno())
-    # A link fails where a rename would silently replace what somebody else exported meanwhile.
+    # A rename would silently replace a file that another process exported meanwhile; a link fails.
     try:
         os.link(temporary, destination)
     except FileExistsError:
@@ -173,8 +171,8 @@ def _persist(temporary: Path, destination: Path) -> None:
 
 
 def lineage_of(manifest: CheckpointManifest) -> Lineage:
-    """Run, step and record as the checkpoint tells them: by its record in a catalog, or by its metadata."""
-    from tensorforge.catalog.incremental_store import record_in
+    """The run, step and id of a checkpoint: from its record in a catalog, or else from its metadata."""
+    from tensorforge.catalog.stored_records import record_in
 
     record = record_in(manifest, manifest.size_bytes)
     if record is not None:

@@ -1,38 +1,36 @@
-"""The model registry: versions, where they stand, why, and what serves."""
+"""`ModelRegistry`: models, their versions and states, the audit, and which version serves."""
 
 from __future__ import annotations
 
+import contextlib
 import getpass
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Self
 
 import sqlalchemy as sa
 
-from tensorforge.errors import AlreadyExistsError, ConflictError
-from tensorforge.registry.database import changes, descriptions, labels, removing, transitions
-from tensorforge.registry.database.idempotency import RequestKey, earlier_answer, remember
-from tensorforge.registry.database.labels import insert_tags
-from tensorforge.registry.database.reading import Clock, RegistryReader
-from tensorforge.registry.database.registering import (
-    check_metadata,
-    create_model,
-    insert_version,
-    model_for_writing,
-    next_version,
-)
-from tensorforge.registry.database.rows import (
-    find_model,
-    find_version,
-    read_model,
-    to_metadata,
-)
-from tensorforge.registry.database.schema import MODEL_TAGS, SCHEMA
+from tensorforge.errors import AlreadyExistsError
+from tensorforge.registry.database import audit
+from tensorforge.registry.database.reads.registry_reader import Clock, RegistryReader
+from tensorforge.registry.database.rows import find_model, read_model, to_metadata
+from tensorforge.registry.database.tables import MODEL_TAGS, SCHEMA
 from tensorforge.registry.database.times import from_micros, to_micros
-from tensorforge.registry.database.transitions import Request
-from tensorforge.registry.database.validations import check_result, keep_result
+from tensorforge.registry.database.writes import descriptions, labels, registering, removing
+from tensorforge.registry.database.writes.changes import Change
+from tensorforge.registry.database.writes.idempotency import (
+    RequestKey,
+    remember,
+    version_created_before,
+    was_answered,
+)
+from tensorforge.registry.database.writes.transitions import (
+    TransitionRequest,
+    make_transitions,
+    roll_back,
+)
+from tensorforge.registry.database.writes.validations import check_result, store_result
 from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
 from tensorforge.registry.domain.models import (
     Actor,
@@ -56,11 +54,12 @@ def _utc_now() -> datetime:
 
 
 class ModelRegistry(RegistryReader):
-    """Models, their versions, and the record of who moved which one where and why.
+    """A registry of models and their versions.
 
-    `database` is a `Database`, a URL or a path; in memory by default. Threads share a registry, processes open
-    their own on the same database. Every change is one transaction with its audit row. Those who pass no
-    `actor` act under the name of the system's user. `clock` gives the time in UTC.
+    `database` is a `Database`, a URL or a path; without it the registry lives in memory. Threads may share a
+    registry; each process opens its own on the same database. Every change is one transaction, which includes
+    its audit row. A change without an `actor` is made in the name of the user who runs this process. `clock`
+    returns the time in UTC.
     """
 
     def __init__(
@@ -72,15 +71,15 @@ class ModelRegistry(RegistryReader):
         self._clock = clock
         opened.create(SCHEMA)
         with opened.write() as connection:
-            changes.prepare(connection)
+            audit.create_head(connection)
 
     @property
     def database(self) -> Database:
-        """The database behind the registry."""
+        """The database that the registry reads and writes."""
         return self._database
 
     def close(self) -> None:
-        """Close the database, if it was opened here; closing twice is fine."""
+        """Close the database if this registry opened it; a second call does nothing."""
         if self._owns_database:
             self._database.close()
 
@@ -93,6 +92,13 @@ class ModelRegistry(RegistryReader):
     def _now_us(self) -> int:
         return to_micros(self._clock())
 
+    @contextlib.contextmanager
+    def _change(self, model_id: str, actor: Actor | None) -> Iterator[Change]:
+        """A transaction that changes an existing model; `NotFoundError` if there is none."""
+        with self._database.write() as connection:
+            model = find_model(connection, model_id, lock=True)
+            yield Change(connection, model, actor or local_actor(), self._now_us())
+
     def register(
         self,
         metadata: ModelMetadata,
@@ -102,38 +108,23 @@ class ModelRegistry(RegistryReader):
         request_key: RequestKey | None = None,
         must_exist: bool = False,
     ) -> ModelMetadata:
-        """Add a version, and its model if that is new; returns what was stored.
+        """Add a version and, if it does not exist, its model; returns what was stored.
 
-        With `must_exist` a model that is new is a `NotFoundError` instead.
-        `AlreadyExistsError` if the version is taken. `ConflictError` if its shapes would break the users of its
-        neighbour with the same major version. With a `request_key`, repeating the same request
-        returns what the first one stored.
+        With `must_exist` a missing model is a `NotFoundError`. `AlreadyExistsError` if the version is taken.
+        `ConflictError` if the shapes would break users of the nearest version with the same major version. With
+        a `request_key`, a repeated request returns what the first one stored.
         """
-        checked, tensors, who = check_metadata(metadata), tensors or {}, actor or local_actor()
-        now_us = self._now_us()
+        checked, who = registering.check_metadata(metadata), actor or local_actor()
         with self._database.write() as connection:
-            earlier = self._earlier_version(connection, request_key)
+            earlier = version_created_before(connection, request_key)
             if earlier is not None:
                 return earlier
-            model = model_for_writing(
-                connection, checked.model_id, who, now_us, must_exist=must_exist
+            change = registering.open_model(
+                connection, checked.model_id, who, self._now_us(), must_exist=must_exist
             )
-            kept = insert_version(connection, model, checked, tensors, who, now_us)
-            if request_key:
-                remember(connection, request_key, checked.model_id, checked.version, now_us)
-            return kept
-
-    @staticmethod
-    def _earlier_version(
-        connection: sa.Connection, request_key: RequestKey | None
-    ) -> ModelMetadata | None:
-        earlier = request_key and earlier_answer(connection, request_key)
-        if not earlier:
-            return None
-        model_id, version = earlier
-        if version is None:
-            raise ConflictError("the key was used before, to create a model")
-        return to_metadata(find_version(connection, model_id, version))
+            stored = registering.register_version(change, checked, tensors or {})
+            remember(change, request_key, stored.version)
+            return stored
 
     def register_next(
         self,
@@ -145,26 +136,22 @@ class ModelRegistry(RegistryReader):
         request_key: RequestKey | None = None,
         must_exist: bool = False,
     ) -> tuple[ModelMetadata, DueBump]:
-        """Register under the version that is due, whatever `metadata.version` says.
+        """Like `register`, under the version that is due; `metadata.version` is ignored.
 
-        The bump after the highest version is the one that the change of shapes calls for, at least `least`; the
+        The version follows the highest one by the bump that the change of shapes needs, at least `least`. The
         first version is 1.0.0. Returns what was stored, and why this bump was due.
         """
-        checked, tensors, who = check_metadata(metadata), tensors or {}, actor or local_actor()
-        now_us = self._now_us()
+        checked, who = registering.check_metadata(metadata), actor or local_actor()
         with self._database.write() as connection:
-            earlier = self._earlier_version(connection, request_key)
+            earlier = version_created_before(connection, request_key)
             if earlier is not None:
                 return earlier, DueBump(least, ("registered by the same request before",))
-            model = model_for_writing(
-                connection, checked.model_id, who, now_us, must_exist=must_exist
+            change = registering.open_model(
+                connection, checked.model_id, who, self._now_us(), must_exist=must_exist
             )
-            version, due = next_version(connection, model["key"], checked, tensors, least)
-            numbered = replace(checked, version=version)
-            kept = insert_version(connection, model, numbered, tensors, who, now_us, is_next=True)
-            if request_key:
-                remember(connection, request_key, checked.model_id, version, now_us)
-            return kept, due
+            stored, due = registering.register_next_version(change, checked, tensors or {}, least)
+            remember(change, request_key, stored.version)
+            return stored, due
 
     def create_model(
         self,
@@ -178,20 +165,21 @@ class ModelRegistry(RegistryReader):
     ) -> RegisteredModel:
         """Add a model without versions; `AlreadyExistsError` if the name is taken.
 
-        With a `request_key`, repeating the same request returns what the first one made.
+        With a `request_key`, a repeated request returns the model that the first one created.
         """
         check_name("model_id", model_id)
         check_text("description", description)
         checked, who, now_us = check_tags(tags or {}), actor or local_actor(), self._now_us()
         with self._database.write() as connection:
-            if request_key and earlier_answer(connection, request_key):
+            if was_answered(connection, request_key):
                 return read_model(connection, model_id)
-            model = create_model(connection, model_id, who, now_us, description=description)
-            insert_tags(connection, MODEL_TAGS, "model_key", model["key"], checked)
+            change = registering.create_model(
+                connection, model_id, who, now_us, description=description
+            )
+            labels.insert_tags(connection, MODEL_TAGS, "model_key", change.model["key"], checked)
             if sla is not None:
-                descriptions.set_sla(connection, model, sla, who, now_us)
-            if request_key:
-                remember(connection, request_key, model_id, None, now_us)
+                descriptions.set_sla(change, sla)
+            remember(change, request_key, None)
         return RegisteredModel(
             model_id=model_id,
             description=description,
@@ -205,21 +193,18 @@ class ModelRegistry(RegistryReader):
         )
 
     def set_sla(self, model_id: str, sla: Sla | None, *, actor: Actor | None = None) -> None:
-        """Say what every version must reach before it may be promoted; `None` for no limits."""
-        with self._database.write() as connection:
-            model = find_model(connection, model_id, lock=True)
-            descriptions.set_sla(connection, model, sla, actor or local_actor(), self._now_us())
+        """Set the limits that a version must meet to enter staging or production; `None` removes them."""
+        with self._change(model_id, actor) as change:
+            descriptions.set_sla(change, sla)
 
     def describe_model(
         self, model_id: str, description: str, *, actor: Actor | None = None
     ) -> RegisteredModel:
-        """Replace a model's description."""
+        """Replace a model's description; returns the model."""
         check_text("description", description)
-        who, now_us = actor or local_actor(), self._now_us()
-        with self._database.write() as connection:
-            model = find_model(connection, model_id, lock=True)
-            descriptions.describe_model(connection, model, description, who, now_us)
-            return read_model(connection, model_id)
+        with self._change(model_id, actor) as change:
+            descriptions.describe_model(change, description)
+            return read_model(change.connection, model_id)
 
     def describe_version(
         self,
@@ -229,26 +214,24 @@ class ModelRegistry(RegistryReader):
         *,
         actor: Actor | None = None,
     ) -> ModelMetadata:
-        """Replace a version's description."""
+        """Replace a version's description; returns the version."""
         check_text("description", description)
-        who, now_us = actor or local_actor(), self._now_us()
-        with self._database.write() as connection:
-            model = find_model(connection, model_id, lock=True)
-            row = find_version(connection, model_id, version)
-            descriptions.describe_version(connection, model, row, description, who, now_us)
-            return to_metadata(find_version(connection, model_id, version))
+        with self._change(model_id, actor) as change:
+            descriptions.describe_version(change, change.find_version(version), description)
+            return to_metadata(change.find_version(version))
 
     def rename_model(
         self, model_id: str, new_id: str, *, actor: Actor | None = None
     ) -> RegisteredModel:
-        """Give a model another name; its versions and its history stay with it."""
+        """Give a model another name; its versions and its history stay with it.
+
+        `AlreadyExistsError` if the new name is taken.
+        """
         check_name("new name", new_id)
-        who, now_us = actor or local_actor(), self._now_us()
         try:
-            with self._database.write() as connection:
-                model = find_model(connection, model_id, lock=True)
-                descriptions.rename_model(connection, model, new_id, who, now_us)
-                return read_model(connection, new_id)
+            with self._change(model_id, actor) as change:
+                descriptions.rename_model(change, new_id)
+                return read_model(change.connection, new_id)
         except sa.exc.IntegrityError as error:
             raise AlreadyExistsError(f"there is a model called {new_id!r} already") from error
 
@@ -261,27 +244,25 @@ class ModelRegistry(RegistryReader):
         drop: Iterable[str] = (),
         actor: Actor | None = None,
     ) -> None:
-        """Set and remove tags of a model, or of one of its versions. Absent ones are dropped silently."""
-        who, now_us = actor or local_actor(), self._now_us()
-        with self._database.write() as connection:
-            model = find_model(connection, model_id, lock=True)
-            row = None if version is None else find_version(connection, model_id, version)
-            labels.change_tags(connection, model, row, put or {}, drop, who, now_us)
+        """Set the tags `put` and remove the keys `drop`, of a model or of one of its versions.
+
+        A key in `drop` that is not set is ignored.
+        """
+        with self._change(model_id, actor) as change:
+            row = None if version is None else change.find_version(version)
+            labels.change_tags(change, row, put or {}, drop)
 
     def set_alias(
         self, model_id: str, alias: str, version: ModelVersion, *, actor: Actor | None = None
     ) -> None:
-        """Let an alias point to a version, wherever it pointed before."""
-        with self._database.write() as connection:
-            model = find_model(connection, model_id, lock=True)
-            who = actor or local_actor()
-            labels.set_alias(connection, model, alias, version, who, self._now_us())
+        """Point an alias at a version. An alias that points at another version is replaced."""
+        with self._change(model_id, actor) as change:
+            labels.set_alias(change, alias, version)
 
     def delete_alias(self, model_id: str, alias: str, *, actor: Actor | None = None) -> None:
         """Remove an alias; `NotFoundError` if there is none."""
-        with self._database.write() as connection:
-            model = find_model(connection, model_id, lock=True)
-            labels.delete_alias(connection, model, alias, actor or local_actor(), self._now_us())
+        with self._change(model_id, actor) as change:
+            labels.delete_alias(change, alias)
 
     def transition_state(
         self,
@@ -295,51 +276,34 @@ class ModelRegistry(RegistryReader):
         expected_revision: int | None = None,
         retire_previous: bool = False,
     ) -> Transition:
-        """Move a version, if the lifecycle has the move and the evidence for it was recorded.
+        """Take a version into `new_state`, if the lifecycle has this transition and its evidence was recorded.
 
         Validating → staging and canary → production need a validation that was recorded since the version
         entered the state it leaves, passed, and meets the model's SLA. `force` overrides missing evidence,
         never the lifecycle; it needs a reason and an actor with the scope `registry:force`. With
-        `expected_revision` the move happens only if nobody moved the version meanwhile
-        (`LostRaceError`). `retire_previous` deprecates what was in production before.
+        `expected_revision` the transition is a `LostRaceError` if the version is at another revision.
+        `retire_previous` deprecates the versions that were in production before.
         """
-        steps = (new_state,)
-        return self.walk(
-            model_id,
-            version,
-            steps,
-            request=Request(
-                actor=actor or local_actor(),
-                reason=reason,
-                force=force,
-                expected_revision=expected_revision,
-            ),
+        request = TransitionRequest(
+            reason=reason,
+            force=force,
+            expected_revision=expected_revision,
             retire_previous=retire_previous,
         )
+        return self.transition_path(model_id, version, (new_state,), request, actor=actor)
 
-    def walk(
+    def transition_path(
         self,
         model_id: str,
         version: ModelVersion,
-        steps: Iterable[DeploymentState],
+        path: Iterable[DeploymentState],
+        request: TransitionRequest,
         *,
-        request: Request,
-        retire_previous: bool = False,
+        actor: Actor | None = None,
     ) -> Transition:
-        """Make several moves in one transaction, each with its audit row; all of them or none."""
-        now_us, sequence = self._now_us(), 0
-        with self._database.write() as connection:
-            model = find_model(connection, model_id, lock=True)
-            before = DeploymentState(find_version(connection, model_id, version)["state"])
-            for step in steps:
-                sequence = transitions.move(connection, model, version, step, request, now_us)
-                request = replace(request, expected_revision=None)
-                model = find_model(connection, model_id, lock=True)
-            row = find_version(connection, model_id, version)
-            if retire_previous and row["state"] == DeploymentState.PRODUCTION.value:
-                transitions.retire_others(connection, model, version, request, now_us)
-            metadata = to_metadata(row)
-        return Transition(metadata=metadata, previous=before, audit_sequence=sequence)
+        """Make several transitions in one transaction, each with its audit row; all of them or none."""
+        with self._change(model_id, actor) as change:
+            return make_transitions(change, version, path, request)
 
     def rollback(
         self,
@@ -350,48 +314,38 @@ class ModelRegistry(RegistryReader):
         actor: Actor | None = None,
         expected_revision: int | None = None,
     ) -> Rollback:
-        """Deprecate the version that serves and let an earlier one serve again, in one step.
+        """Deprecate the version that serves and let another version in production serve, in one transaction.
 
-        Only versions that are still in production can take over: `to` names one; otherwise the best of them
-        does (highest accuracy, then lowest p99). `ConflictError` if there is none.
+        `to` names that version; without it the best one serves: highest accuracy, then lowest p99 latency.
+        `ConflictError` if no other version is in production.
         """
-        request = Request(
-            actor=actor or local_actor(), reason=reason, expected_revision=expected_revision
-        )
-        with self._database.write() as connection:
-            model = find_model(connection, model_id, lock=True)
-            return transitions.roll_back(connection, model, to, request, self._now_us())
+        request = TransitionRequest(reason=reason, expected_revision=expected_revision)
+        with self._change(model_id, actor) as change:
+            return roll_back(change, to, request)
 
     def record_validation(
         self, result: ValidationResult, *, actor: Actor | None = None
     ) -> ValidationRecord:
-        """Keep what a validation measured, as evidence for the state that the version is in now."""
+        """Store what a validation measured, as evidence for the state that the version is in now."""
         check_result(result)
-        who, now_us = actor or local_actor(), self._now_us()
-        with self._database.write() as connection:
-            model = find_model(connection, result.model_id, lock=True)
-            return keep_result(connection, model, result, who, now_us)
+        with self._change(result.model_id, actor) as change:
+            return store_result(change, result)
 
     def delete_version(
         self, model_id: str, version: ModelVersion, *, actor: Actor | None = None
     ) -> None:
-        """Remove a version that does not serve; its history stays in the audit."""
-        who, now_us = actor or local_actor(), self._now_us()
-        with self._database.write() as connection:
-            model = find_model(connection, model_id, lock=True)
-            row = find_version(connection, model_id, version)
-            removing.remove_version(connection, model, row, who, now_us)
+        """Remove a version; `ConflictError` if it serves. Its history stays in the audit."""
+        with self._change(model_id, actor) as change:
+            removing.remove_version(change, change.find_version(version))
 
     def delete_model(self, model_id: str, *, actor: Actor | None = None) -> None:
-        """Remove a model of which no version serves; its history stays in the audit."""
-        who, now_us = actor or local_actor(), self._now_us()
-        with self._database.write() as connection:
-            model = find_model(connection, model_id, lock=True)
-            removing.remove_model(connection, model, who, now_us)
+        """Remove a model and its versions; `ConflictError` if one serves. Its history stays in the audit."""
+        with self._change(model_id, actor) as change:
+            removing.remove_model(change)
 
 
 def local_actor() -> Actor:
-    """Whoever runs this process."""
+    """The user who runs this process."""
     try:
         return Actor(name=getpass.getuser())
     except (KeyError, OSError):

@@ -1,4 +1,4 @@
-"""A validation that is real: the registered weights, the user's loader, measured time and measured accuracy."""
+"""Validation of a version: load the registered weights, and measure latency and accuracy of the model."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from tensorforge.registry.domain.models import ModelMetadata, Sla, ValidationRes
 from tensorforge.registry.domain.selection import meets_sla
 from tensorforge.registry.weights import Progress, describe_weights, require_checksum
 from tensorforge.statistics import percentile
+from tensorforge.validation import whole_number
 
 Loader = Callable[[dict[str, Any]], Any]
 Metric = Callable[[Any, Any], float]
@@ -23,10 +24,10 @@ Metric = Callable[[Any, Any], float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationPlan:
-    """How to validate: `repeats` single requests are timed after `warm_up` that are not.
+    """What to validate with, and how.
 
-    Each timed request is one batch of `batch_size` samples, as a caller would send it. Accuracy is measured on
-    every sample of the data.
+    After `warm_up` requests, `repeats` requests are timed, each with `batch_size` samples. Accuracy is measured
+    on all samples of the data. `loader` and `metric` name functions: see `load_callable`.
     """
 
     weights: Path
@@ -39,9 +40,7 @@ class ValidationPlan:
 
     def __post_init__(self) -> None:
         for field, least in (("batch_size", 1), ("warm_up", 0), ("repeats", 1)):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise InvalidInputError(f"{field} = {value!r}: must be at least {least}")
+            whole_number(field, getattr(self, field), least=least)
 
 
 def run_validation(
@@ -52,11 +51,10 @@ def run_validation(
     clock: Callable[[], float] = time.perf_counter,
     progress: Progress | None = None,
 ) -> ValidationResult:
-    """Load, measure, judge.
+    """Load the model, measure it, and decide whether it passed.
 
-    A mistake of the caller (no such loader, weights that are not the registered ones, unreadable data) is
-    raised. A model that cannot be built or that fails on the data is a result that did not pass,
-    with the error in it.
+    A mistake of the caller is raised: no such loader, other weights than those that were registered, unreadable
+    data. If the model cannot be built or fails on the data, the result did not pass and has the error.
     """
     loader, metric = load_callable(plan.loader), _metric(plan.metric)
     weights = describe_weights(plan.weights)
@@ -93,7 +91,7 @@ def _judge(result: ValidationResult, sla: Sla | None) -> ValidationResult:
 
 
 def load_callable(name: str) -> Callable[..., Any]:
-    """The function that `package.module:function` or `path/to/file.py:function` names."""
+    """The function with this name: `package.module:function` or `path/to/file.py:function`."""
     place, _, attribute = name.rpartition(":")
     if not place or not attribute.isidentifier():
         raise InvalidInputError(
@@ -125,7 +123,7 @@ def _import_file(path: Path) -> Any:
 
 
 def read_data(path: Path) -> tuple[Any, Any]:
-    """`inputs` and `targets` from a safetensors or .npz file, as tensors with one sample per row."""
+    """The tensors `inputs` and `targets` of a safetensors or .npz file, with one sample per row."""
     import numpy as np
     import torch
     from safetensors import SafetensorError
@@ -142,7 +140,7 @@ def read_data(path: Path) -> tuple[Any, Any]:
     except (OSError, ValueError, TypeError, SafetensorError) as error:
         raise InvalidInputError(f"{path} cannot be read: {error}") from error
     if "inputs" not in found or "targets" not in found:
-        raise InvalidInputError(f"{path} must hold inputs and targets; it holds {sorted(found)}")
+        raise InvalidInputError(f"{path} must have inputs and targets; it has {sorted(found)}")
     inputs, targets = found["inputs"], found["targets"]
     if not inputs.ndim or not targets.ndim or len(inputs) != len(targets) or not len(inputs):
         raise InvalidInputError(
@@ -180,7 +178,7 @@ def measure_latency(
     clock: Callable[[], float] = time.perf_counter,
     progress: Progress | None = None,
 ) -> list[float]:
-    """Milliseconds of each timed request; the requests walk over the data, round and round."""
+    """The milliseconds of each timed request. The requests go through the data in order, again and again."""
     import torch
 
     times = []
@@ -199,14 +197,14 @@ def measure_latency(
 def _batch(inputs: Any, start: int, size: int) -> Any:
     import torch
 
-    places = torch.arange(start, start + size) % len(inputs)
-    return inputs[places]
+    indices = torch.arange(start, start + size) % len(inputs)
+    return inputs[indices]
 
 
 def measure_accuracy(
     model: Callable[[Any], Any], inputs: Any, targets: Any, metric: Metric | None, chunk: int = 256
 ) -> tuple[float, int]:
-    """The score on all samples, and how many they were."""
+    """The score on all samples, and their number."""
     import torch
 
     with torch.inference_mode():
@@ -232,7 +230,7 @@ def _main_output(output: Any) -> Any:
 
 
 def accuracy(outputs: Any, targets: Any) -> float:
-    """The share of samples whose highest output stands at the target's number."""
+    """The share of samples whose highest output is at the index of the target."""
     if targets.is_floating_point():
         raise InvalidInputError(
             "the targets are not class numbers; name a metric: package.module:function"

@@ -1,4 +1,4 @@
-"""Bearer tokens that outlive a process: the records lie in the registry's database."""
+"""Bearer tokens of the service, stored in the registry's database."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tensorforge.errors import InvalidInputError, NotFoundError
-from tensorforge.registry.database.schema import TOKENS
+from tensorforge.registry.database.tables import TOKENS
 from tensorforge.registry.database.times import from_micros, to_micros
 from tensorforge.security import TokenRecord, TokenStore
 from tensorforge.storage.database import Database
@@ -22,14 +22,14 @@ _CACHE_SIZE = 10_000
 
 
 class Scope(Enum):
-    """What a token may do."""
+    """A permission that a token can have."""
 
     READ = "registry:read"
     """Read everything but tokens and secrets."""
     WRITE = "registry:write"
     """Register versions, record validations, set tags, aliases and descriptions."""
-    PROMOTE = "registry:promote"
-    """Move versions along the lifecycle and roll back."""
+    TRANSITION = "registry:promote"
+    """Make transitions along the lifecycle, and roll back."""
     FORCE = "registry:force"
     """Override missing evidence, with a reason."""
     ADMIN = "registry:admin"
@@ -37,10 +37,10 @@ class Scope(Enum):
 
 
 class DatabaseTokens:
-    """Issues, checks and revokes tokens. Safe to share between threads.
+    """Issues, checks and revokes tokens. Threads may share it.
 
-    A token that was seen valid is not looked up again for `cache_seconds`: so long may a revocation by another
-    process take to be felt here.
+    A token that was found is looked up again only after `cache_seconds`. So if another process revokes a token,
+    this one may accept it for that time.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class DatabaseTokens:
         lifetime: timedelta | None = None,
         now: datetime | None = None,
     ) -> str:
-        """Make a token and return it; this is the only time that it can be seen."""
+        """Create a token and return it. Only its hash is stored, so it cannot be shown again."""
         granted = list(scopes)
         unknown = sorted(set(granted) - {scope.value for scope in Scope})
         if unknown:
@@ -78,26 +78,26 @@ class DatabaseTokens:
         return token
 
     def authenticate(self, token: str, *, now: datetime | None = None) -> TokenRecord:
-        """The record behind a valid token; otherwise `AuthenticationError`."""
+        """The record of a valid token; `AuthenticationError` for any other."""
         return self._store_for(token).authenticate(token, now=now)
 
-    def authenticate_known(self, token: str) -> TokenRecord | None:
-        """Like `authenticate`, but without a look into the database; `None` if that is needed."""
-        store = self._recall(_id_of(token))
+    def authenticate_cached(self, token: str) -> TokenRecord | None:
+        """Like `authenticate`, but without reading the database; `None` if the token is not cached."""
+        store = self._cached(_id_of(token))
         return None if store is None else store.authenticate(token)
 
-    def _recall(self, token_id: str) -> TokenStore | None:
+    def _cached(self, token_id: str) -> TokenStore | None:
         with self._lock:
-            known = self._cache.get(token_id)
-        if known is None or self._monotonic() - known[0] >= self._cache_seconds:
+            cached = self._cache.get(token_id)
+        if cached is None or self._monotonic() - cached[0] >= self._cache_seconds:
             return None
-        return known[1]
+        return cached[1]
 
     def _store_for(self, token: str) -> TokenStore:
         token_id = _id_of(token)
-        known = self._recall(token_id)
-        if known is not None:
-            return known
+        cached = self._cached(token_id)
+        if cached is not None:
+            return cached
         moment = self._monotonic()
         store = TokenStore(self._load(token_id))
         if store.records():
@@ -108,7 +108,7 @@ class DatabaseTokens:
         return store
 
     def _load(self, token_id: str) -> list[TokenRecord]:
-        # What cannot be an id of ours is not worth a query, and PostgreSQL refuses some of it.
+        # Every token id is ASCII letters and digits; PostgreSQL refuses some other texts with an error.
         if not (token_id.isascii() and token_id.isalnum()):
             return []
         with self._database.read() as connection:
@@ -117,7 +117,10 @@ class DatabaseTokens:
         return [] if row is None else [_to_record(row)]
 
     def revoke(self, token_id: str, *, now: datetime | None = None) -> TokenRecord:
-        """End a token for good; ending it again changes nothing."""
+        """Revoke a token and return its record.
+
+        A second call changes nothing; `NotFoundError` if there is none.
+        """
         moment = to_micros(now or datetime.now(UTC))
         with self._database.write() as connection:
             connection.execute(
@@ -133,7 +136,7 @@ class DatabaseTokens:
         return found[0]
 
     def records(self) -> tuple[TokenRecord, ...]:
-        """All records, oldest first."""
+        """The records of all tokens, the oldest first."""
         query = sa.select(TOKENS).order_by(TOKENS.c.created_us, TOKENS.c.token_id)
         with self._database.read() as connection:
             return tuple(_to_record(row) for row in connection.execute(query).mappings())

@@ -1,4 +1,4 @@
-"""Delivers the messages of the outbox: signed, tried again, never where they must not go."""
+"""Delivery of the outbox's messages to webhooks, with signatures and retries, to public addresses only."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger(__name__)
 SIGNATURE = "X-TensorForge-Signature"
 DELIVERY = "X-TensorForge-Delivery"
 RETRIES = RetryPolicy(max_attempts=12, base_delay=5.0, max_delay=3600.0)
-_HOLD_US = 60 * 1_000_000
+_CLAIM_US = 60 * 1_000_000
 _TIMEOUT = 10.0
 _POLL_SECONDS = 1.0
 
@@ -39,7 +39,7 @@ def sign(secret: str, timestamp: int, body: str) -> str:
 def verify_signature(
     secret: str, header: str, body: str, *, now: int, tolerance: int = 300
 ) -> bool:
-    """Whether a receiver may trust a message: signed with the secret, and not long ago."""
+    """Whether a message was signed with the secret at most `tolerance` seconds ago; for receivers."""
     parts = dict(part.partition("=")[::2] for part in header.split(","))
     timestamp = parts.get("t", "")
     if not (timestamp.isascii() and timestamp.isdigit()) or abs(now - int(timestamp)) > tolerance:
@@ -47,8 +47,8 @@ def verify_signature(
     return hmac.compare_digest(sign(secret, int(timestamp), body), header)
 
 
-class WebhookCourier:
-    """A thread that delivers what is due. Any number of them, in any number of processes, may run."""
+class WebhookSender:
+    """A thread that delivers the messages that are due. Several may run, in several processes."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class WebhookCourier:
         self._retries = retries
         self._clock = clock
         self._resolver = resolver
-        # No proxy and no redirect may carry a message past the check of its address.
+        # A proxy or a redirect would send a message to an address that was not checked.
         self._client = httpx.Client(
             trust_env=False, follow_redirects=False, timeout=_TIMEOUT, transport=transport
         )
@@ -73,13 +73,13 @@ class WebhookCourier:
         self._thread: threading.Thread | None = None
 
     def start(self) -> Self:
-        """Begin to deliver in the background."""
-        self._thread = threading.Thread(target=self._run, name="webhook-courier", daemon=True)
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="webhook-sender", daemon=True)
         self._thread.start()
         return self
 
     def close(self) -> None:
-        """Finish the attempt under way and stop."""
+        """Finish the current attempt and stop the thread."""
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
@@ -96,17 +96,17 @@ class WebhookCourier:
             try:
                 delivered = self.deliver_due()
             except TensorForgeError as error:
-                _log.warning("webhooks wait: %s", error)
+                _log.warning("webhook messages cannot be read now: %s", error)
                 delivered = 0
             if not delivered:
                 self._stop.wait(_POLL_SECONDS)
 
     def deliver_due(self) -> int:
-        """Try every message that is due once; returns how many were tried."""
-        taken = self._outbox.claim(to_micros(self._clock()), hold_us=_HOLD_US)
-        for delivery in taken:
+        """Try to deliver each message that is due once; returns how many were tried."""
+        claimed = self._outbox.claim(to_micros(self._clock()), claim_us=_CLAIM_US)
+        for delivery in claimed:
             self._attempt(delivery)
-        return len(taken)
+        return len(claimed)
 
     def _attempt(self, delivery: Delivery) -> None:
         try:
@@ -122,11 +122,16 @@ class WebhookCourier:
     def _postpone(self, delivery: Delivery, error: TensorForgeError) -> None:
         now_us = to_micros(self._clock())
         attempt = delivery.attempts + 1
-        # Never sooner than half the ceiling: an overloaded receiver gets its pause.
+        # At least half of the longest delay, so that an overloaded receiver gets a pause.
         share = 0.5 + random.random() / 2  # noqa: S311  spreads retries, guards nothing
         delay = self._retries.next_delay(attempt, error, 0.0, share)
         if delay is None:
-            _log.warning("webhook %d: gave up: %s", delivery.webhook_id, error)
+            _log.warning(
+                "webhook %d: gave up delivery %d: %s",
+                delivery.webhook_id,
+                delivery.delivery_id,
+                error,
+            )
             self._outbox.settle(delivery, status="failed", now_us=now_us, error=str(error))
             return
         due_us = now_us + int(delay * 1_000_000)

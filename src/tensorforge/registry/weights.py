@@ -1,7 +1,7 @@
-"""A model's weights on disk: which tensors, how large, with which checksum. Needs no torch.
+"""A model's weights on disk: their tensors, size and checksum. Needs no torch.
 
-Weights are one safetensors file, or a folder of them (the layout of a sharded model). Only the headers are
-read for the shapes; nothing in them is executed.
+Weights are one safetensors file, or a folder of them (the layout of a sharded model). The tensors are read from
+the headers of the files; nothing in the files is executed.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 
 from tensorforge.errors import IntegrityError, InvalidInputError, NotFoundError
 from tensorforge.registry.domain.models import TensorSpec
+from tensorforge.validation import is_whole_number
 
 _MAX_HEADER = 100_000_000
 _BLOCK = 1 << 20
@@ -29,12 +30,12 @@ _BITS = {
 }
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many are done."""
+"""A function that is called with the number of bytes or steps done, and their total."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Weights:
-    """What the files of a model say about themselves."""
+    """The files of a model, the tensors in them, their total size and their checksum."""
 
     path: Path
     files: tuple[Path, ...]
@@ -44,9 +45,9 @@ class Weights:
 
 
 def describe_weights(path: str | Path, *, progress: Progress | None = None) -> Weights:
-    """Read the headers and the checksum of a safetensors file, or of a folder of them.
+    """Read the headers of a safetensors file or of a folder of them, and compute the checksum.
 
-    `NotFoundError` if there is none, `InvalidInputError` if one is not what it claims to be.
+    `NotFoundError` if there is no such file, `InvalidInputError` if one is malformed or a tensor occurs twice.
     """
     files = weight_files(path)
     tensors: dict[str, TensorSpec] = {}
@@ -65,18 +66,18 @@ def describe_weights(path: str | Path, *, progress: Progress | None = None) -> W
 
 
 def weight_files(path: str | Path) -> tuple[Path, ...]:
-    """The safetensors files at a path, in order of their names."""
-    place = Path(path)
-    if place.is_file():
-        return (place,)
-    found = tuple(sorted(place.glob("*.safetensors"))) if place.is_dir() else ()
+    """The safetensors files at a path, sorted by name; `NotFoundError` if there are none."""
+    location = Path(path)
+    if location.is_file():
+        return (location,)
+    found = tuple(sorted(location.glob("*.safetensors"))) if location.is_dir() else ()
     if not found:
-        raise NotFoundError(f"{place} is no safetensors file and no folder with some")
+        raise NotFoundError(f"{location} is no safetensors file and no folder that has some")
     return found
 
 
 def checksum_of(files: tuple[Path, ...], *, progress: Progress | None = None) -> str:
-    """`sha256:` of a file's bytes; of several files, of their names and hashes in order."""
+    """`sha256:` and the hash of the file; of several files, the hash of the list of their hashes and names."""
     total, done = sum(file.stat().st_size for file in files), 0
     hashes = []
     for file in files:
@@ -95,16 +96,16 @@ def checksum_of(files: tuple[Path, ...], *, progress: Progress | None = None) ->
 
 
 def require_checksum(weights: Weights, expected: str) -> None:
-    """Raise `IntegrityError` unless the weights are the ones that were registered."""
+    """`IntegrityError` unless the weights have the expected checksum; an empty one is not compared."""
     if expected and weights.checksum != expected:
         raise IntegrityError(
-            f"{weights.path} is not what was registered: its checksum is {weights.checksum}, "
-            f"expected {expected}"
+            f"{weights.path} has other weights than those that were registered: its checksum is "
+            f"{weights.checksum}, expected {expected}"
         )
 
 
 def read_header(file: Path) -> dict[str, TensorSpec]:
-    """The tensors that a safetensors file declares, checked against the file's length."""
+    """The tensors in the header of a safetensors file; `InvalidInputError` if they do not fit its length."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
@@ -126,7 +127,7 @@ def read_header(file: Path) -> dict[str, TensorSpec]:
 def _spec(file: Path, name: str, entry: Any, room: int) -> TensorSpec:
     try:
         dtype, shape, (start, stop) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        whole = all(type(size) is int and size >= 0 for size in (*shape, start, stop))
+        whole = all(is_whole_number(size) and size >= 0 for size in (*shape, start, stop))
         bits = _BITS[dtype] * math.prod(shape)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidInputError(

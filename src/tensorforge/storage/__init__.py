@@ -1,10 +1,12 @@
-"""Where things are kept: the metadata database, and blobs.
+"""Durable storage: blobs in a folder, in memory or in an object store, and the metadata database.
 
-database.py   SQLite or PostgreSQL behind one small surface; prepared.py: its hot statements;
-              batches.py: several changes in one commit
-blobs.py      what a blob store must offer; which keys are allowed
-local.py      blobs as files; staged.py: files that nobody sees before they are finished;
-              ranged.py: reading a range of a file; system.py: the system calls that write
-memory.py     blobs in memory
-opening.py    a store by its path or URL
+`blobs` states what every blob store promises; `opening` opens a store by its path or URL. A blob's way to a
+local disk: `local_store` opens a writer, whose bytes go to a file in the staging folder (`staged_file`) by
+calls that a test can replace (`system_calls`). The commit syncs the file and gives it its name, so readers
+see a complete blob or none. `range_reader` reads it back, from the page cache or past it. `memory_store`
+and `object_store` make the same promises for memory and for S3, Google Cloud Storage and Azure.
+
+`database` is SQLite or PostgreSQL behind one interface for journal, catalog and registry. `write_batch`
+lets several changes share one commit, `prepared` skips SQLAlchemy for hot statements, and `sqlite_memory`
+switches off a lock in SQLite.
 """

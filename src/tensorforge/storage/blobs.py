@@ -1,14 +1,14 @@
-"""What a place for named byte strings must offer, and which names are allowed.
+"""The interface of blob stores, their promises, and the rules for keys.
 
-A store makes three promises that checkpoints are built on:
+Checkpoints rely on three promises of every store:
 
-1. A blob appears whole or not at all, and what `write`, `create` or `commit` returned from is durable.
-2. `create` has one winner: it is how a checkpoint is committed.
+1. A blob appears complete or not at all, and is durable when `write`, `create` or `commit` returns.
+2. Of several concurrent `create` calls for one key exactly one succeeds; this is how a checkpoint is committed.
 3. A key never leads outside the store.
 
-Alternatives are types: `LocalStore`, `MemoryStore`, `ObjectStore`; a store that can also take the parts of
-a blob in any order and from several threads is a `PositionalBlobStore`, one that hands bytes over while it
-reads on is a `PiecewiseBlobStore`.
+`LocalStore`, `MemoryStore` and `ObjectStore` are blob stores. A `PositionalBlobStore` also takes the parts of a
+blob in any order and from several threads. A `PiecewiseBlobStore` can pass on each piece of a blob as soon as
+it is read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
 from typing import Protocol, Self, TypeAlias, runtime_checkable
 
 from tensorforge.errors import EncodingError, InvalidInputError
@@ -28,7 +27,7 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 BlobData: TypeAlias = Buffer | Iterable[Buffer]
 
 STAGING = ".staging"
-"""The first part of a key that stores keep for themselves."""
+"""The first part of keys that are reserved for the store itself."""
 
 _MAX_KEY_BYTES = 1024
 _MAX_PART_BYTES = 255
@@ -44,9 +43,9 @@ class BlobInfo:
 
 
 class BlobWriter(Protocol):
-    """A blob being written from front to back. Nobody sees it before `commit`.
+    """Writes a blob from front to back. The blob is visible only after `commit`.
 
-    As a context manager it aborts when the block raises, or ends without a commit.
+    As a context manager it aborts if the block raises or ends without a commit.
     """
 
     def append(self, data: Buffer) -> None:
@@ -56,16 +55,11 @@ class BlobWriter(Protocol):
         """Make the blob visible and durable, replacing one of the same key."""
 
     def abort(self) -> None:
-        """Throw away what was written; after a commit or an abort this does nothing."""
+        """Discard what was written; after a commit or an abort this does nothing."""
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
 
 
 class BlobStore(Protocol):
@@ -73,7 +67,7 @@ class BlobStore(Protocol):
 
     @property
     def url(self) -> str:
-        """What `open_store` opens this store by, without secrets."""
+        """The URL by which `open_store` opens this store, without secrets."""
 
     def write(self, key: str, data: BlobData) -> BlobInfo:
         """Store a blob, replacing one of the same key."""
@@ -82,10 +76,10 @@ class BlobStore(Protocol):
         """Store a blob under a new key; `AlreadyExistsError` if the key is taken."""
 
     def open_writer(self, key: str, size_hint: int | None = None) -> BlobWriter:
-        """Start a blob that comes in pieces; `size_hint` lets the store find out early that it is full."""
+        """Start a blob that is written in pieces; with `size_hint` a full store is detected early."""
 
     def read(self, key: str) -> bytes:
-        """The whole blob; `NotFoundError` if there is none."""
+        """The bytes of a blob; `NotFoundError` if there is none."""
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
         """Fill `buffer` with the blob's bytes from `offset`.
@@ -94,39 +88,39 @@ class BlobStore(Protocol):
         """
 
     def stat(self, key: str) -> BlobInfo:
-        """What is known about a blob; `NotFoundError` if there is none."""
+        """The size and time of a blob; `NotFoundError` if there is none."""
 
     def list(self, prefix: str = "") -> Iterator[BlobInfo]:
         """Every blob whose key starts with `prefix`, in order of keys."""
 
     def delete(self, key: str) -> None:
-        """Remove a blob for good; one that does not exist is removed already."""
+        """Remove a blob; a missing blob is not an error."""
 
     def sweep(self) -> int:
-        """Remove what crashed writers left behind and return how many pieces that were."""
+        """Remove the unfinished files of writers that died, and return how many were removed."""
 
     def close(self) -> None:
-        """Let go of connections; closing twice is fine."""
+        """Close connections; closing again changes nothing."""
 
 
 class PositionalWriter(Protocol):
-    """A blob whose parts come in any order, from any number of threads.
+    """Writes the parts of a blob in any order, from any number of threads.
 
-    Offsets, lengths and the buffers' addresses are multiples of `alignment`.
+    Offsets, lengths and the addresses of buffers must be multiples of `alignment`.
     """
 
     @property
     def alignment(self) -> int:
-        """What offsets, lengths and addresses must be multiples of."""
+        """The number that offsets, lengths and addresses must be multiples of."""
 
     def write_at(self, offset: int, data: memoryview) -> None:
-        """Put bytes at `offset`."""
+        """Write bytes at `offset`."""
 
     def commit(self, size: int) -> BlobInfo:
-        """Cut the blob to `size` bytes, make it visible and durable; `AlreadyExistsError` if taken."""
+        """Truncate the blob to `size` bytes and make it visible and durable; `AlreadyExistsError` if taken."""
 
     def abort(self) -> None:
-        """Throw away what was written; after a commit or an abort this does nothing."""
+        """Discard what was written; after a commit or an abort this does nothing."""
 
 
 @runtime_checkable
@@ -134,34 +128,34 @@ class PositionalBlobStore(Protocol):
     """A store that writes the parts of one blob in parallel."""
 
     def open_positional(self, key: str, size: int) -> PositionalWriter:
-        """Start a blob of `size` bytes under a new key, its room reserved."""
+        """Start a blob of `size` bytes under a new key and reserve room for it."""
 
 
 class PiecewiseReader(Protocol):
-    """Reads on through a range, one buffer after the other."""
+    """Reads a range of a blob sequentially, one buffer after the other."""
 
-    def fill(self, target: memoryview, witness: Callable[[memoryview], object]) -> None:
-        """Fill `target` with the next bytes, and show the witness each piece as soon as it is there."""
+    def fill(self, target: memoryview, on_piece: Callable[[memoryview], object]) -> None:
+        """Fill `target` with the next bytes and call `on_piece` with each piece as soon as it is read."""
 
 
 @runtime_checkable
 class PiecewiseBlobStore(Protocol):
-    """A store whose reader can look at each piece while it is still in the processor's cache."""
+    """A store whose reader passes on each piece while it is still in the processor's cache."""
 
-    def is_at_hand(self, key: str) -> bool:
-        """Whether reading a blob is mere copying, without waiting for a disk or a network."""
+    def is_cached(self, key: str) -> bool:
+        """Whether a blob can be read from memory, without waiting for a disk or a network."""
 
     def open_range(
         self, key: str, offset: int, length: int
     ) -> AbstractContextManager[PiecewiseReader]:
-        """A range to be read from the front to the end, by one thread."""
+        """Open a range that one thread reads from its start to its end."""
 
 
 def validate_key(key: str) -> str:
-    """Return `key` if it may name a blob, otherwise raise `InvalidInputError` that says why not.
+    """Return `key` if it may name a blob; otherwise raise an `InvalidInputError` with the reason.
 
-    A key is one or more parts joined by `/`. No part is empty, `.` or `..`, and none holds a control
-    character, so that no store can be led outside its root or be made to print nonsense.
+    A key is one or more parts joined by `/`. No part is empty, `.` or `..`, and none contains a control
+    character, so that no key leads outside the store or garbles a terminal.
     """
     reason = _reason_against(key)
     if reason:
@@ -176,13 +170,13 @@ def _reason_against(key: str) -> str | None:
     try:
         encoded = key.encode()
     except UnicodeEncodeError:
-        return "it holds a lone surrogate"
+        return "it contains a lone surrogate"
     if len(encoded) > _MAX_KEY_BYTES:
         return f"it is longer than {_MAX_KEY_BYTES} bytes"
     if key.startswith("/"):
         return "it is absolute"
     if any(unicodedata.category(character) == "Cc" for character in key):
-        return "it holds a control character"
+        return "it contains a control character"
     parts = key.split("/")
     if not all(parts):
         return "it has an empty part"
@@ -191,12 +185,12 @@ def _reason_against(key: str) -> str | None:
     if any(len(part.encode()) > _MAX_PART_BYTES for part in parts):
         return f"a part of it is longer than {_MAX_PART_BYTES} bytes"
     if parts[0] == STAGING:
-        return f"{STAGING} is the store's own"
+        return f"{STAGING} is reserved for the store"
     return None
 
 
 def buffers_of(data: BlobData) -> Iterator[memoryview]:
-    """The buffers of `data`, one or many, as flat views of bytes."""
+    """The buffers of `data`, one or many, as one-dimensional views of bytes."""
     if isinstance(data, bytes | bytearray | memoryview):
         yield flat(data)
     else:
@@ -211,10 +205,10 @@ def flat(data: Buffer) -> memoryview:
 
 
 def check_range(key: str, offset: int, length: int, size: int) -> None:
-    """Raise unless a blob of `size` bytes holds `length` bytes from `offset`."""
+    """Raise unless a blob of `size` bytes has `length` bytes from `offset` on."""
     if offset < 0:
         raise InvalidInputError(f"{key}: offset {offset} is negative")
     if offset + length > size:
         raise EncodingError(
-            f"{key} has {size} bytes, but {offset + length} are needed: it was cut short"
+            f"{key} has {size} bytes, but {offset + length} are needed: it is truncated"
         )

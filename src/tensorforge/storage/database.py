@@ -1,7 +1,7 @@
-"""The metadata database: SQLite by default, PostgreSQL by URL, one surface for both.
+"""The metadata database: SQLite by default, PostgreSQL by URL, with one interface for both.
 
-Journal, catalog and registry keep their tables here. They differ in schema, not in how they talk to the
-database: `read()` for a consistent view, `write()` for a transaction that is durable once it returns.
+Journal, catalog and registry have their tables here. Each brings its schema, and uses `read()` for a consistent
+view and `write()` for a transaction that is durable when its block ends.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.pool import StaticPool
 
 from tensorforge.errors import ClosedError, InvalidInputError, UnavailableError
-from tensorforge.storage.batches import Batch
 from tensorforge.storage.prepared import Prepared, Row
+from tensorforge.storage.write_batch import WriteBatch
 
 IN_MEMORY = "sqlite://"
 _BUSY_TIMEOUT_MS = 30_000
@@ -27,12 +27,12 @@ _KEPT_READERS = 4
 
 
 class Database:
-    """A connection pool to one database. Safe to share between threads; processes open their own.
+    """A connection pool to one database. Safe to share between threads; each process opens its own.
 
-    `url` is an SQLAlchemy URL (`sqlite:///runs/meta.db`, `postgresql://user@host/db`) or a plain path to
-    an SQLite file, whose folder is made if it is missing. `IN_MEMORY` lives as long as this object.
-    Errors of the connection are `UnavailableError`; those of a statement are SQLAlchemy's and the caller's
-    to translate, since only the caller knows what a violated constraint means.
+    `url` is an SQLAlchemy URL (`sqlite:///runs/meta.db`, `postgresql://user@host/db`) or a path to an
+    SQLite file, whose folder is created if missing. An `IN_MEMORY` database lives as long as this object.
+    A failure of the connection is an `UnavailableError`. Errors of a statement are SQLAlchemy's; the caller
+    translates them, because only the caller knows what a violated constraint means.
     """
 
     def __init__(self, url: str | Path = IN_MEMORY) -> None:
@@ -40,11 +40,11 @@ class Database:
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         self.is_in_memory = self.is_sqlite and parsed.database in (None, "", ":memory:")
         self.url = parsed.render_as_string(hide_password=True)
-        # One in-memory database is one connection, so its users take turns.
+        # An in-memory database is one connection, which only one thread uses at a time.
         self._turn = threading.RLock() if self.is_in_memory else contextlib.nullcontext()
-        # SQLite's writers wait for each other by sleeping; those of one process can queue instead.
+        # SQLite's writers poll for the write lock; writers of one process wait on this lock instead.
         self._queue = threading.Lock() if self.is_sqlite and not self.is_in_memory else None
-        # Connections to an SQLite file that are kept between uses: giving one back to the pool and taking
+        # Connections to an SQLite file that are kept between uses: returning one to the pool and taking
         # it again costs more than a point read.
         self._readers: list[Any] = []
         self._writer: sa.Connection | None = None
@@ -63,7 +63,7 @@ class Database:
         if self.is_in_memory:
             options |= {"poolclass": StaticPool, "connect_args": {"check_same_thread": False}}
         elif self.is_sqlite:
-            # The kept connections, and five for everybody else as usual.
+            # The kept connections, and SQLAlchemy's default of five for the rest.
             options |= {"pool_size": _KEPT_READERS + 1 + 5, "max_overflow": -1}
         else:
             options["pool_pre_ping"] = True
@@ -80,7 +80,7 @@ class Database:
         return engine
 
     def create(self, schema: sa.MetaData) -> None:
-        """Make the schema's missing tables and indexes; any number of processes may try at once."""
+        """Create the schema's missing tables and indexes; several processes may do so at the same time."""
         with self.write() as connection:
             if not self.is_sqlite:
                 key = zlib.crc32(b"tensorforge.schema")
@@ -89,9 +89,9 @@ class Database:
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
-        """A connection that sees one consistent state; what it writes is thrown away.
+        """A connection that sees one consistent state; its writes are rolled back.
 
-        Within a `batch` that has changed something it sees that too, and must not write at all.
+        Within a `batch` it also sees the changes of the batch, and must not write.
         """
         shared = self._shared_connection()
         if shared is not None:
@@ -105,7 +105,7 @@ class Database:
                 transaction.rollback()
 
     def fetch(self, statement: Prepared, parameters: Mapping[str, Any]) -> list[Row]:
-        """The rows of one statement that reads: it sees one consistent state without more ado."""
+        """The rows of one reading statement, without the cost of a transaction."""
         shared = self._shared_connection()
         if shared is not None:
             return statement.all(shared, parameters)
@@ -135,10 +135,10 @@ class Database:
 
     @contextlib.contextmanager
     def write(self) -> Iterator[sa.Connection]:
-        """A transaction: durable when the block ends, without trace if the block raises.
+        """A transaction: durable when the block ends, rolled back if the block raises.
 
-        SQLite takes its write lock at the start, so that a block which reads and then writes never
-        loses a race half-way through. Within a `batch` it is durable when that ends.
+        SQLite takes its write lock at the start, so that a block that reads and then writes cannot conflict
+        with another writer. Within a `batch` the changes are durable when the batch ends.
         """
         batch = self._batch
         if batch is None:
@@ -152,14 +152,14 @@ class Database:
     def batch(self) -> Iterator[None]:
         """Let the `write` blocks of this thread share one transaction, which is durable when the block ends.
 
-        A `write` block that raises is undone alone. If the batch itself raises, nothing of it was written,
-        whatever its blocks seemed to have done. Where writers do not wait for each other anyway
-        (PostgreSQL) or nothing is durable (in memory), each block keeps its own transaction.
+        If a `write` block raises, only its changes are undone. If the batch raises, all its changes are
+        undone. With PostgreSQL, where writers do not wait for each other, and in memory, where nothing is
+        durable, each `write` block keeps its own transaction.
         """
         if self._queue is None or self._batch is not None:
             yield
             return
-        batch = self._thread.batch = Batch(self._writing)
+        batch = self._thread.batch = WriteBatch(self._writing)
         try:
             with self._translated():
                 yield
@@ -169,7 +169,7 @@ class Database:
             batch.close()
 
     @property
-    def _batch(self) -> Batch | None:
+    def _batch(self) -> WriteBatch | None:
         return getattr(self._thread, "batch", None)
 
     def _shared_connection(self) -> sa.Connection | None:
@@ -178,7 +178,7 @@ class Database:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[sa.Connection]:
-        """A connection whose transaction will hold the write lock, once this thread's turn has come."""
+        """Wait for this thread's turn; then a connection whose transaction takes the write lock."""
         with self._queued(), self._translated():
             if self._queue is None:
                 with self._connection(immediate=True) as connection:
@@ -202,7 +202,7 @@ class Database:
             yield
             return
         if not self._queue.acquire(timeout=_BUSY_TIMEOUT_MS / 1000):
-            raise UnavailableError(f"the database {self.url} is busy: another thread is writing")
+            raise UnavailableError(f"the database {self.url} is busy: another thread writes to it")
         try:
             yield
         finally:
@@ -222,10 +222,10 @@ class Database:
             yield
         except self._unavailable as error:
             cause = getattr(error, "orig", error)
-            raise UnavailableError(f"the database {self.url} did not answer: {cause}") from error
+            raise UnavailableError(f"the database {self.url} failed: {cause}") from error
 
     def close(self) -> None:
-        """Close every connection; closing twice is fine."""
+        """Close every connection; closing again changes nothing."""
         self._closed = True
         self._close_kept()
         self._engine.dispose()
@@ -236,7 +236,7 @@ class Database:
             self._readers.append(writer)
         while self._readers:
             connection = self._readers.pop()
-            # Not back into the pool, which may be gone already.
+            # Do not return it to the pool, which may be closed already.
             connection.detach()
             connection.close()
 
@@ -266,12 +266,12 @@ def _parse(url: str | Path) -> sa.URL:
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:
-    # Python's driver would begin transactions by itself, too late and without the write lock.
+    # Python's driver would begin transactions itself, later and without the write lock.
     connection.isolation_level = None
     cursor = connection.cursor()
     cursor.execute(f"PRAGMA busy_timeout = {_BUSY_TIMEOUT_MS}")
     cursor.execute("PRAGMA journal_mode = WAL")
-    # WAL alone keeps the file consistent; FULL makes each commit survive a power cut too.
+    # WAL keeps the file consistent; FULL also makes each commit survive a power failure.
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.execute("PRAGMA foreign_keys = ON")
     cursor.close()

@@ -1,10 +1,10 @@
-"""Blobs as files below a folder: atomic, durable, confined to it.
+"""Blobs as files below a folder.
 
     root/.staging/<random>   files being written, each locked by its writer
-    root/<key>               finished blobs
+    root/<key>               complete blobs
 
-Folders are opened one part at a time and without following symbolic links, so that neither a hostile key
-nor a link that somebody put there leads outside.
+Folders are opened one part at a time and symbolic links are not followed, so that neither a hostile key nor
+a link in the folder leads outside.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from tensorforge.storage.blobs import (
     flat,
     validate_key,
 )
-from tensorforge.storage.ranged import RangeReader, is_cached
-from tensorforge.storage.staged import (
+from tensorforge.storage.range_reader import RangeReader, is_cached
+from tensorforge.storage.staged_file import (
     Destination,
     LocalWriter,
     StagedFile,
     info_of,
     translated,
 )
-from tensorforge.storage.system import SystemCalls
+from tensorforge.storage.system_calls import SystemCalls
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -52,8 +52,8 @@ _SMALL_READ = 64 << 10
 class LocalStore:
     """A folder of blobs. Safe to share between threads, and between processes on one file system.
 
-    The folder is made when the first blob is written. `system` is the seam for tests; `direct=False`
-    turns off writing and reading past the page cache.
+    The folder is created when the first blob is written. Tests pass their own `system` calls; `direct=False`
+    turns off direct reads and writes, which bypass the page cache.
     """
 
     def __init__(
@@ -86,11 +86,11 @@ class LocalStore:
             return writer.commit()
 
     def open_writer(self, key: str, size_hint: int | None = None) -> LocalWriter:
-        """Start a blob that comes in pieces."""
+        """Start a blob that is written in pieces."""
         return self._writer(key, size_hint, direct=False, replace=True)
 
     def open_positional(self, key: str, size: int) -> LocalWriter:
-        """Start a blob of `size` bytes under a new key, whose parts come in any order."""
+        """Start a blob of `size` bytes under a new key, whose parts are written in any order."""
         return self._writer(key, size, direct=self._direct, replace=False)
 
     def _writer(self, key: str, size: int | None, *, direct: bool, replace: bool) -> LocalWriter:
@@ -117,7 +117,7 @@ class LocalStore:
         return open_folder
 
     def read(self, key: str) -> bytes:
-        """The whole blob; `NotFoundError` if there is none."""
+        """The bytes of a blob; `NotFoundError` if there is none."""
         with self._opened(key) as file:
             content = bytearray(os.fstat(file).st_size)
             RangeReader(key, file, (0, len(content))).fill(memoryview(content))
@@ -129,17 +129,17 @@ class LocalStore:
         with self.open_range(key, offset, len(target)) as reader:
             reader.fill(target)
 
-    def is_at_hand(self, key: str) -> bool:
-        """Whether most of a blob lies in the page cache, so that reading it is mere copying."""
+    def is_cached(self, key: str) -> bool:
+        """Whether at least half of a blob is in the page cache."""
         with self._opened(key) as file:
             return bool(is_cached(file, 0, os.fstat(file).st_size))
 
     @contextlib.contextmanager
     def open_range(self, key: str, offset: int, length: int) -> Iterator[RangeReader]:
-        """A range to be read from the front to the end, by one thread.
+        """Open a range that one thread reads from its start to its end.
 
-        What lies in the page cache comes from there; the rest is read past it, because filling the
-        cache with a checkpoint costs more than reading it.
+        Cached parts are read from the page cache; the rest is read directly, because filling the cache
+        with a checkpoint costs more than reading the checkpoint.
         """
         with self._opened(key) as file, contextlib.ExitStack() as stack:
             check_range(key, offset, length, os.fstat(file).st_size)
@@ -153,7 +153,7 @@ class LocalStore:
             yield RangeReader(key, file, span, direct=direct, peeks=cached is None)
 
     def stat(self, key: str) -> BlobInfo:
-        """What is known about a blob; `NotFoundError` if there is none."""
+        """The size and time of a blob; `NotFoundError` if there is none."""
         with self._opened(key) as file:
             return info_of(key, os.fstat(file))
 
@@ -161,13 +161,10 @@ class LocalStore:
         """Every blob whose key starts with `prefix`, in order of keys."""
         self._check_open()
         with translated(self.url):
-            found = sorted(
-                (info for info in _walk(self.root, "", prefix)), key=lambda info: info.key
-            )
-        return iter(found)
+            return iter(sorted(_walk(self.root, "", prefix), key=lambda info: info.key))
 
     def delete(self, key: str) -> None:
-        """Remove a blob and the folders that it leaves empty."""
+        """Remove a blob and the folders that become empty; a missing blob is not an error."""
         parts = validate_key(key).split("/")
         self._check_open()
         with translated(key), contextlib.suppress(FileNotFoundError, NotADirectoryError):
@@ -182,7 +179,7 @@ class LocalStore:
             self._prune(parts[:-1])
 
     def sweep(self) -> int:
-        """Remove the files of writers that died; those of living ones are locked and stay."""
+        """Remove the staged files of writers that died; those of live writers are locked and stay."""
         self._check_open()
         with translated(self.url):
             try:
@@ -209,7 +206,7 @@ class LocalStore:
             os.close(file)
 
     def close(self) -> None:
-        """Let go of the staging folder; closing twice is fine."""
+        """Close the staging folder; closing again changes nothing."""
         with self._lock:
             self._closed = True
             if self._staging >= 0:
@@ -271,8 +268,8 @@ class LocalStore:
             try:
                 return self._try_make_folder(parts)
             except FileNotFoundError:
-                continue  # somebody pruned the empty folder that we had just made or entered
-        raise ConflictError(f"{self.url}: {'/'.join(parts)} keeps being removed by somebody else")
+                continue  # another process removed the empty folder that was just made or entered
+        raise ConflictError(f"{self.url}: {'/'.join(parts)} keeps being removed by another process")
 
     def _try_make_folder(self, parts: Sequence[str]) -> int:
         folder = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -295,14 +292,14 @@ class LocalStore:
             try:
                 self._system.remove_folder(parts[-1], folder)
             except OSError:
-                return  # not empty, or gone: both fine
+                return  # not empty, or already removed
             finally:
                 os.close(folder)
             parts = parts[:-1]
 
 
 def _enter(folder: int, part: str) -> int:
-    """Open a folder inside `folder`, which is closed."""
+    """Open a folder inside `folder`, and close `folder`."""
     try:
         return os.open(part, _FOLDER, dir_fd=folder)
     finally:

@@ -1,11 +1,10 @@
-"""A store in this process's memory: for tests, and the model that other stores are compared with."""
+"""A blob store in memory, for tests; property tests compare other stores with it."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from types import TracebackType
 from typing import Self
 
 from tensorforge.errors import AlreadyExistsError, ClosedError, NotFoundError
@@ -21,7 +20,7 @@ from tensorforge.storage.blobs import (
 
 
 class MemoryStore:
-    """Blobs in a dictionary. Everything a real store promises, except that it ends with the process."""
+    """Blobs in a dictionary. It keeps all promises of a blob store, but ends with the process."""
 
     def __init__(self, name: str = "") -> None:
         self._name = name
@@ -49,11 +48,11 @@ class MemoryStore:
             return self._info(key)
 
     def open_writer(self, key: str, size_hint: int | None = None) -> MemoryWriter:  # noqa: ARG002  memory needs no hint
-        """Start a blob that comes in pieces."""
+        """Start a blob that is written in pieces."""
         return MemoryWriter(self, validate_key(key))
 
     def read(self, key: str) -> bytes:
-        """The whole blob; `NotFoundError` if there is none."""
+        """The bytes of a blob; `NotFoundError` if there is none."""
         with self._lock:
             return self._content(validate_key(key))
 
@@ -66,7 +65,7 @@ class MemoryStore:
         target[:] = content[offset : offset + len(target)]
 
     def stat(self, key: str) -> BlobInfo:
-        """What is known about a blob; `NotFoundError` if there is none."""
+        """The size and time of a blob; `NotFoundError` if there is none."""
         with self._lock:
             self._content(validate_key(key))
             return self._info(key)
@@ -78,16 +77,16 @@ class MemoryStore:
         return iter(found)
 
     def delete(self, key: str) -> None:
-        """Remove a blob; one that does not exist is removed already."""
+        """Remove a blob; a missing blob is not an error."""
         with self._lock:
             self._blobs.pop(validate_key(key), None)
 
     def sweep(self) -> int:
-        """Nothing to do: an unfinished writer's bytes die with it."""
+        """Return 0: the bytes of an unfinished writer are freed with it."""
         return 0
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Do nothing: there are no connections."""
 
     def _content(self, key: str) -> bytes:
         if key not in self._blobs:
@@ -121,16 +120,11 @@ class MemoryWriter:
         return self._store.write(self._key, pieces)
 
     def abort(self) -> None:
-        """Throw away what was written."""
+        """Discard what was written."""
         self._pieces = None
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort()

@@ -1,11 +1,11 @@
 """Blobs in S3, Google Cloud Storage or Azure, by URL.
 
-A put is atomic and durable there by nature, so nothing is staged. What is special:
+These services make every put atomic and durable, so nothing is staged. Two things are special:
 
-- `create` is a conditional put, and is never repeated by itself: an answer that got lost would make the
-  second attempt fail against the first one's success. Its `UnavailableError` means "unknown".
-- Large blobs go up in parts. The parts of an upload that died are invisible to every reader, but some services
-  keep and bill them: give the bucket a rule that ends incomplete uploads after a day.
+- `create` is a conditional put and is never retried: if the answer to a successful attempt were lost, a second
+  attempt would fail because of the first one. After an `UnavailableError` the outcome is unknown.
+- Large blobs are uploaded in parts. The parts of an unfinished upload are invisible to readers, but some
+  services store and bill them: give the bucket a rule that ends incomplete uploads after a day.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit, urlunsplit
 
@@ -23,7 +22,6 @@ from tensorforge.errors import (
     AuthenticationError,
     ClosedError,
     ConfigurationError,
-    EncodingError,
     InvalidInputError,
     NotFoundError,
     PermissionDeniedError,
@@ -57,11 +55,11 @@ def open_object_store(url: str) -> ObjectStore:
 
 
 class ObjectStore:
-    """A bucket, or the part of one below a prefix. Safe to share between threads.
+    """A bucket, or the part of a bucket below a prefix. Safe to share between threads.
 
-    `config` overrides what the environment says (`endpoint`, `access_key_id`, `region`, ...) and
-    `client_options` how to connect (`allow_http`, `timeout`, ...); both are obstore's. A request that failed
-    on the way is repeated for at most `retry_seconds`.
+    `config` (`endpoint`, `access_key_id`, `region`, ...) overrides the environment, and `client_options`
+    (`allow_http`, `timeout`, ...) the way to connect; both are obstore's. A request that fails because of the
+    network is retried for at most `retry_seconds`.
     """
 
     def __init__(
@@ -92,65 +90,61 @@ class ObjectStore:
     def create(self, key: str, data: BlobData) -> BlobInfo:
         """Store a blob under a new key; `AlreadyExistsError` if the key is taken.
 
-        Goes up in one piece, so it is meant for manifests rather than for tensors. After an
-        `UnavailableError` the blob may or may not be there.
+        The blob is uploaded in one piece, so this is meant for manifests rather than for tensors. After
+        an `UnavailableError` the blob may or may not exist.
         """
         content = b"".join(buffers_of(data))
-        _require(self._once, self.url).put(validate_key(key), content, "create", self.url)
+        self._require(self._once).create(validate_key(key), content)
         return self.stat(key)
 
     def open_writer(self, key: str, size_hint: int | None = None) -> ObjectWriter:
-        """Start a blob that comes in pieces; parts are as large as `size_hint` makes necessary."""
+        """Start a blob that is written in pieces; the size of its parts follows from `size_hint`."""
         part = max(_PART_BYTES, -(-(size_hint or 0) // (_MAX_PARTS - 1)))
         return ObjectWriter(self, validate_key(key), part)
 
     def read(self, key: str) -> bytes:
-        """The whole blob; `NotFoundError` if there is none."""
-        return _require(self._store, self.url).get(validate_key(key), self.url)
+        """The bytes of a blob; `NotFoundError` if there is none."""
+        return self._require(self._store).get(validate_key(key))
 
     def read_into(self, key: str, offset: int, buffer: memoryview) -> None:
-        """Fill `buffer` with the blob's bytes from `offset`; one request."""
+        """Fill `buffer` with the blob's bytes from `offset`, in one request."""
         target = flat(buffer)
-        store = _require(self._store, self.url)
+        store = self._require(self._store)
         if offset < 0 or len(target) == 0:
             check_range(key, offset, len(target), self.stat(key).size)
             return
         try:
-            found = store.get_range(validate_key(key), offset, len(target), self.url)
+            found = store.get_range(validate_key(key), offset, len(target))
         except UnavailableError:
-            # Services answer a range beyond the end with an error of their own: say what it is.
+            # Services have different errors for a range beyond the end; check for that case here.
             check_range(key, offset, len(target), self.stat(key).size)
             raise
-        if len(found) != len(target):
-            raise EncodingError(
-                f"{key} has {offset + len(found)} bytes, but {offset + len(target)} are needed: "
-                "it was cut short"
-            )
+        check_range(key, offset, len(target), offset + len(found))
         target[:] = found
 
     def stat(self, key: str) -> BlobInfo:
-        """What is known about a blob; `NotFoundError` if there is none."""
-        return _info(_require(self._store, self.url).head(validate_key(key), self.url))
+        """The size and time of a blob; `NotFoundError` if there is none."""
+        return _info(self._require(self._store).head(validate_key(key)))
 
     def list(self, prefix: str = "") -> Iterator[BlobInfo]:
         """Every blob whose key starts with `prefix`, in order of keys."""
-        folder = prefix.rpartition("/")[0]  # services list by folder; the rest is compared here
-        found = _require(self._store, self.url).list(folder, self.url)
+        folder = prefix.rpartition("/")[0]  # services list by folder; the rest is filtered here
+        found = self._require(self._store).list(folder)
         infos = (_info(meta) for meta in found)
         matching = (info for info in infos if info.key.startswith(prefix))
         return iter(sorted(matching, key=lambda info: info.key))
 
     def delete(self, key: str) -> None:
-        """Remove a blob for good; one that does not exist is removed already."""
-        _require(self._store, self.url).delete(validate_key(key), self.url)
+        """Remove a blob; a missing blob is not an error."""
+        self._require(self._store).delete(validate_key(key))
 
     def sweep(self) -> int:
-        """Nothing is ever left behind that a reader could see: 0."""
-        _require(self._store, self.url)
+        """Return 0: unfinished uploads are invisible, and only the service can remove them."""
+        self._require(self._store)
         return 0
 
     def close(self) -> None:
-        """Let go of connections; closing twice is fine."""
+        """Close connections; closing again changes nothing."""
         self._store = self._once = None
 
     def __enter__(self) -> Self:
@@ -159,21 +153,26 @@ class ObjectStore:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _require(self, client: _Client | None) -> _Client:
+        if client is None:
+            raise ClosedError(f"the store {self.url} was closed")
+        return client
+
     def _begin_upload(self, key: str, part: int) -> Any:
-        return _require(self._store, self.url).begin_upload(key, part, self.url)
+        return self._require(self._store).begin_upload(key, part)
 
 
 class ObjectWriter:
-    """A blob on its way up. Small ones are sent whole at the commit, larger ones in parts meanwhile."""
+    """Uploads a blob: a small one in one piece at the commit, a larger one in parts while it is written."""
 
     def __init__(self, store: ObjectStore, key: str, part: int) -> None:
         self._store = store
         self._key = key
-        self._upload = store._begin_upload(key, part)  # noqa: SLF001  two halves of one thing
+        self._upload = store._begin_upload(key, part)  # noqa: SLF001  a writer is part of its store
 
     def append(self, data: Buffer) -> None:
         """Add bytes at the end."""
-        copy = bytes(flat(data))  # the upload keeps what it is given until the part is sent
+        copy = bytes(flat(data))  # the upload keeps the buffer until the part is sent
         with _translated(self._key, self._store.url):
             self._running().write(copy)
 
@@ -186,7 +185,7 @@ class ObjectWriter:
         return self._store.stat(self._key)
 
     def abort(self) -> None:
-        """Throw away what was written; after a commit or an abort this does nothing."""
+        """Discard what was written; after a commit or an abort this does nothing."""
         self._upload = None
 
     def _running(self) -> Any:
@@ -197,52 +196,47 @@ class ObjectWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.abort()
 
 
 class _Client:
-    """obstore's functions on one store, with errors in our terms."""
+    """obstore's functions on one store, with errors translated."""
 
-    def __init__(self, store: Any) -> None:
+    def __init__(self, store: Any, url: str) -> None:
         import obstore
 
         self._api: Any = obstore
-        self._store = store
+        self._store, self._url = store, url
 
-    def put(self, key: str, content: bytes, mode: str, url: str) -> None:
-        with _translated(key, url):
-            self._api.put(self._store, key, content, mode=mode, use_multipart=False)
+    def create(self, key: str, content: bytes) -> None:
+        with _translated(key, self._url):
+            self._api.put(self._store, key, content, mode="create", use_multipart=False)
 
-    def get(self, key: str, url: str) -> bytes:
-        with _translated(key, url):
+    def get(self, key: str) -> bytes:
+        with _translated(key, self._url):
             return bytes(self._api.get(self._store, key).bytes())
 
-    def get_range(self, key: str, start: int, length: int, url: str) -> memoryview:
-        with _translated(key, url):
+    def get_range(self, key: str, start: int, length: int) -> memoryview:
+        with _translated(key, self._url):
             return memoryview(self._api.get_range(self._store, key, start=start, length=length))
 
-    def head(self, key: str, url: str) -> Mapping[str, Any]:
-        with _translated(key, url):
+    def head(self, key: str) -> Mapping[str, Any]:
+        with _translated(key, self._url):
             found: Mapping[str, Any] = self._api.head(self._store, key)
             return found
 
-    def list(self, folder: str, url: str) -> list[Mapping[str, Any]]:
-        with _translated(folder, url):
+    def list(self, folder: str) -> list[Mapping[str, Any]]:
+        with _translated(folder, self._url):
             found: list[Mapping[str, Any]] = self._api.list(self._store, folder or None).collect()
             return found
 
-    def delete(self, key: str, url: str) -> None:
-        with _translated(key, url), contextlib.suppress(FileNotFoundError):
+    def delete(self, key: str) -> None:
+        with _translated(key, self._url), contextlib.suppress(FileNotFoundError):
             self._api.delete(self._store, key)
 
-    def begin_upload(self, key: str, part: int, url: str) -> Any:
-        with _translated(key, url):
+    def begin_upload(self, key: str, part: int) -> Any:
+        with _translated(key, self._url):
             return self._api.open_writer(
                 self._store, key, buffer_size=part, max_concurrency=_CONCURRENT_PARTS
             )
@@ -257,7 +251,8 @@ def _connect(url: str, options: Mapping[str, Any], retries: Mapping[str, Any]) -
             f"{_without_secrets(url)}: object stores need obstore; install tensorforge[s3]"
         ) from error
     try:
-        return _Client(store.from_url(url, retry_config=dict(retries), **options))  # type: ignore[call-overload]  # obstore has one overload per service
+        opened = store.from_url(url, retry_config=dict(retries), **options)  # type: ignore[call-overload]  # obstore has one overload per service
+        return _Client(opened, _without_secrets(url))
     except (BaseError, ValueError) as error:
         raise InvalidInputError(f"{_without_secrets(url)} cannot be opened: {error}") from error
 
@@ -267,20 +262,14 @@ _ENDPOINTS = {
     "gs": ("base_url", "GOOGLE_BASE_URL"),
     "az": ("endpoint", "AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
-"""URL scheme → the option and the environment variables that name a service's address."""
+"""URL scheme → the option and the environment variables for the service's address."""
 
 
 def _endpoint(scheme: str, config: Mapping[str, Any] | None) -> str:
-    """The address that the user gave; one without TLS is a decision that is not asked for twice."""
+    """The configured address of the service; if it is `http://`, connections without TLS are allowed."""
     option, *names = _ENDPOINTS.get(scheme, ("endpoint",))
     given = [(config or {}).get(option), *map(os.environ.get, names)]
     return next((str(endpoint) for endpoint in given if endpoint), "")
-
-
-def _require(client: _Client | None, url: str) -> _Client:
-    if client is None:
-        raise ClosedError(f"the store {url} was closed")
-    return client
 
 
 def _info(meta: Mapping[str, Any]) -> BlobInfo:
@@ -294,7 +283,7 @@ def _without_secrets(url: str) -> str:
 
 @contextlib.contextmanager
 def _translated(key: str, url: str) -> Iterator[None]:
-    """obstore's errors as ours; their first line says what happened, the rest is a dump."""
+    """Translate obstore's errors into `TensorForgeError`s, with the first line of their text."""
     from obstore import exceptions
 
     try:
@@ -306,9 +295,9 @@ def _translated(key: str, url: str) -> Iterator[None]:
     except (PermissionError, exceptions.PermissionDeniedError) as error:
         raise PermissionDeniedError(f"{url} refused access to {key!r}: {_first(error)}") from error
     except exceptions.UnauthenticatedError as error:
-        raise AuthenticationError(f"{url} does not know who asks: {_first(error)}") from error
+        raise AuthenticationError(f"{url} rejected the credentials: {_first(error)}") from error
     except (OSError, exceptions.BaseError) as error:
-        # Uploads in parts report every failure as one kind of error, so the text must tell.
+        # Uploads in parts report every failure as one class of error, so only the text tells them apart.
         if "403 Forbidden" in str(error) or "401 Unauthorized" in str(error):
             raise PermissionDeniedError(f"{url} refused {key!r}: {_first(error)}") from error
         raise UnavailableError(f"{url} failed at {key!r}: {_first(error)}") from error

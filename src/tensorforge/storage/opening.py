@@ -1,4 +1,4 @@
-"""Opening a blob store by its address."""
+"""Opens a blob store by its path or URL."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _lock = threading.Lock()
 def open_store(address: str | Path) -> BlobStore:
     """Open the store at a folder's path or at a URL.
 
-    `file:///folder` is the same as the path; `memory://name` is one store per name in this process;
+    `file:///folder` is a folder, like a path; `memory://name` is one store per name in this process;
     `s3://bucket/prefix`, `gs://...` and `az://...` are object stores.
     """
     text = str(address)
@@ -31,7 +31,7 @@ def open_store(address: str | Path) -> BlobStore:
     opener = OPENERS.get(scheme)
     if opener is None:
         known = ", ".join(sorted(OPENERS))
-        raise InvalidInputError(f"{text!r}: no store is opened by {scheme!r}; known are {known}")
+        raise InvalidInputError(f"{text!r}: no store has the scheme {scheme!r}; known are {known}")
     if isinstance(opener, str):
         module, _, name = opener.partition(":")
         opener = cast("Callable[[str], BlobStore]", getattr(importlib.import_module(module), name))
@@ -58,4 +58,4 @@ OPENERS: dict[str, Callable[[str], BlobStore] | str] = {
     "gs": "tensorforge.storage.object_store:open_object_store",
     "az": "tensorforge.storage.object_store:open_object_store",
 }
-"""URL scheme → what opens it: a function, or `module:name` of one that is imported when needed."""
+"""URL scheme → the function that opens it, or its `module:name`, which is imported on first use."""

@@ -1,7 +1,7 @@
-"""Statements that are compiled once and then go to the database's driver as they are.
+"""Prepared statements: compiled once by SQLAlchemy, then executed by the database's driver.
 
-Executing a statement through SQLAlchemy costs several times what SQLite needs to run it. The statements of a
-hot path are therefore built and compiled once; what remains per call is the driver's own work.
+Executing a statement through SQLAlchemy costs several times what SQLite needs to run it. So the statements
+of hot paths are compiled once, and each call costs only the driver's work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Statement = sa.Executable | Callable[[str], sa.Executable]
 
 @dataclass(frozen=True, slots=True)
 class _Compiled:
-    """A statement in one database's own words. `order` is `None` where parameters go by name."""
+    """A statement in one database's dialect. `order` is `None` if parameters are passed by name."""
 
     text: str
     constants: Mapping[str, Any]
@@ -38,11 +38,11 @@ class _Compiled:
 
 
 class Prepared:
-    """A statement with bound parameters, whose rows come back as plain dictionaries.
+    """A statement with bound parameters; rows are returned as plain dictionaries.
 
-    `statement` is the statement, or makes it from the name of the database's dialect. An insert names its
-    `columns`, all of which the caller gives: there are no defaults. Values pass the driver unconverted, so a
-    statement that reads booleans from SQLite, which has none, must not be prepared.
+    `statement` is the statement, or a function that makes it from the name of the dialect. An insert names
+    its `columns`, and the caller passes a value for each: there are no defaults. Values are not converted,
+    so a statement that reads booleans from SQLite, which stores numbers, must not be prepared.
     """
 
     def __init__(self, statement: Statement, *, columns: Sequence[str] | None = None) -> None:
@@ -60,7 +60,7 @@ class Prepared:
         return rows[0] if rows else None
 
     def run(self, connection: sa.Connection, parameters: Mapping[str, Any]) -> None:
-        """Execute a statement that has no rows."""
+        """Execute a statement that returns no rows."""
         compiled = self._for(connection.dialect)
         cursor = connection.connection.cursor()
         try:
@@ -71,7 +71,7 @@ class Prepared:
     def fetch(
         self, connection: Any, dialect: sa.Dialect, parameters: Mapping[str, Any]
     ) -> list[Row]:
-        """Like `all`, on a connection of the driver."""
+        """Like `all`, on a connection of the database's driver."""
         compiled = self._for(dialect)
         cursor = connection.cursor()
         try:
@@ -82,7 +82,7 @@ class Prepared:
             cursor.close()
 
     def _for(self, dialect: sa.Dialect) -> _Compiled:
-        # Threads that meet here compile the same thing twice; either result will do.
+        # Two threads may compile the same statement at once; both results are equal.
         compiled = self._compiled.get(dialect.name)
         if compiled is None:
             compiled = self._compiled[dialect.name] = self._compile(dialect)
@@ -94,8 +94,10 @@ class Prepared:
         compiled = cast("sa.ClauseElement", statement).compile(
             dialect=dialect, column_keys=self._columns
         )
-        assert isinstance(compiled, SQLCompiler)  # noqa: S101  only such statements are prepared
+        assert isinstance(compiled, SQLCompiler)  # noqa: S101  every prepared statement compiles to SQL
         if compiled.post_compile_params or compiled.literal_execute_params:
-            raise InvalidInputError(f"{compiled} is not complete before it has its values")
+            raise InvalidInputError(
+                f"{compiled} cannot be prepared: its text depends on its values"
+            )
         constants = {name: value for name, value in compiled.params.items() if value is not None}
         return _Compiled(str(compiled), constants, compiled.positiontup)

@@ -1,7 +1,8 @@
-"""SQLite without its statistics of memory, which cost a process with several threads more than they tell.
+"""Switches off SQLite's memory statistics, which slow down processes with several threads.
 
-For them every allocation takes one lock, so that two threads with two connections are slower than one. SQLite's
-own manual advises to build it without; the usual builds have them, and Python's module has no switch.
+For these statistics every allocation takes one lock, so that two threads with two connections are slower than
+one. SQLite's manual advises to build it without them; the usual builds have them, and Python's module has no
+switch.
 """
 
 from __future__ import annotations
@@ -13,10 +14,10 @@ _SQLITE_OK, _SQLITE_CONFIG_MEMSTATUS = 0, 9
 
 
 def stop_counting_memory() -> bool:
-    """Switch the statistics off for this process and its forks; whether that could be done.
+    """Switch the statistics off for this process and its forks; return whether that succeeded.
 
-    Nothing happens while a connection is open, since SQLite has to be initialized anew, nor where its functions
-    cannot be found behind Python's module.
+    It fails while a connection is open, because SQLite must be initialized again, and if SQLite's functions
+    are not accessible through Python's module.
     """
     try:
         library = ctypes.CDLL(importlib.import_module("_sqlite3").__file__)
@@ -25,7 +26,7 @@ def stop_counting_memory() -> bool:
     except (ImportError, OSError, TypeError, AttributeError):
         return False
     memory_used.restype = ctypes.c_int64
-    configure.argtypes = [ctypes.c_int]  # what comes after is variadic
+    configure.argtypes = [ctypes.c_int]  # further arguments are variadic
     if memory_used() or shutdown() != _SQLITE_OK:
         return False
     configured = configure(_SQLITE_CONFIG_MEMSTATUS, ctypes.c_int(0))

@@ -1,1 +1,6 @@
-"""Tools for tests, ours and our users': never imported by shipped code."""
+"""Tools for tests of the project and of its users; no other package imports them.
+
+`simulated_cluster` drives the coordinator's state machine without processes. `process_cluster` starts a real
+coordinator and workers without tensors (`minimal_worker`); `training_cluster` starts workers that train, and
+`storms` disturbs them. `proxy` and `network_namespace` cut connections. The other modules provide stores.
+"""

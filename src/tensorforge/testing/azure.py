@@ -1,4 +1,4 @@
-"""A real server of Azure's blob protocol on this machine, for tests: Azurite in a temporary folder."""
+"""A server of Azure's blob protocol on this machine, for tests: Azurite in a temporary folder."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ import http.client
 import os
 import secrets
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from email.utils import formatdate
@@ -23,33 +20,30 @@ from typing import Any
 
 from tensorforge.errors import UnavailableError
 from tensorforge.storage.object_store import ObjectStore
+from tensorforge.testing.server_process import ServerProcess, free_ports
 
 CONTAINER = "tests"
 ACCOUNT = "tensorforge"
 _VERSION = "2021-12-02"
-_START_SECONDS = 60.0
 
 
-class AzureServer:
-    """A running server. `store()` opens a part of its container that nobody else uses."""
+class AzureServer(ServerProcess):
+    """A running server. `store()` opens a part of its container that no other test uses."""
+
+    NAME = "Azurite"
+    START_SECONDS = 60.0
+    NOT_READY = OSError
 
     def __init__(self, folder: Path, program: str) -> None:
-        self._folder = folder
-        self._port = _free_port()
+        super().__init__(folder)
+        (self._port,) = free_ports(1)
         self.key = base64.b64encode(secrets.token_bytes(64)).decode()
-        with (folder / "log").open("wb") as log:
-            self.process = subprocess.Popen(  # noqa: S603  the program is this environment's own
-                [program, *self._arguments()],
-                cwd=folder,
-                env={**os.environ, "AZURITE_ACCOUNTS": f"{ACCOUNT}:{self.key}"},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        accounts = {"AZURITE_ACCOUNTS": f"{ACCOUNT}:{self.key}"}
+        self.process = self._start([program, *self._arguments()], {**os.environ, **accounts})
 
     @property
     def endpoint(self) -> str:
-        """Where it answers."""
+        """The URL of the server."""
         return f"http://127.0.0.1:{self._port}/{ACCOUNT}"
 
     @property
@@ -62,31 +56,10 @@ class AzureServer:
         }
 
     def store(self, prefix: str | None = None, **options: Any) -> ObjectStore:
-        """A store of its own below `prefix` (a new one by default)."""
+        """A store below `prefix`, by default a new one."""
         config = {"endpoint": self.endpoint, "account_name": ACCOUNT, "account_key": self.key}
         chosen: dict[str, Any] = {"config": config, "retry_seconds": 2.0} | options
         return ObjectStore(f"az://{CONTAINER}/{prefix or uuid.uuid4().hex}", **chosen)
-
-    def kill(self) -> None:
-        """End it at once, as a power cut would."""
-        self.process.kill()
-        self.process.wait()
-
-    def wait_until_ready(self) -> None:
-        """Return once its container exists; `UnavailableError` if it never does."""
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            if self.process.poll() is not None:
-                raise UnavailableError(f"Azurite ended: {self._last_words()}")
-            try:
-                self._make_container()
-                return
-            except OSError as error:
-                if time.monotonic() > deadline:
-                    raise UnavailableError(
-                        f"Azurite did not start in {_START_SECONDS:.0f} s: {error}"
-                    ) from error
-            time.sleep(0.05)
 
     def _arguments(self) -> list[str]:
         return [
@@ -98,8 +71,8 @@ class AzureServer:
             "--skipApiVersionCheck",
         ]
 
-    def _make_container(self) -> None:
-        """The one request that stores have no need of, signed as the protocol asks."""
+    def _check_ready(self) -> None:
+        """Create the container; stores do not need this request, so it is signed here."""
         date = formatdate(usegmt=True)
         lines = [
             "PUT",
@@ -125,14 +98,11 @@ class AzureServer:
             )
             status = connection.getresponse().status
         if status != http.HTTPStatus.CREATED:
-            raise UnavailableError(f"Azurite made no container: status {status}")
-
-    def _last_words(self) -> str:
-        return (self._folder / "log").read_text(errors="replace")[-2000:]
+            raise UnavailableError(f"Azurite did not create the container: status {status}")
 
 
 def azurite_program() -> str:
-    """Where Azurite is; `UnavailableError` that says how to get it, if it is nowhere."""
+    """The path of Azurite; an `UnavailableError` that says how to install it if it is missing."""
     beside = Path(sys.prefix) / "azurite/node_modules/.bin/azurite-blob"
     found = str(beside) if beside.exists() else shutil.which("azurite-blob")
     if found is None or shutil.which("node") is None:
@@ -142,7 +112,7 @@ def azurite_program() -> str:
 
 @contextlib.contextmanager
 def running_azure() -> Iterator[AzureServer]:
-    """Start a server, yield it when it is ready, stop it and remove its folder."""
+    """Start a server, yield it once it is ready, end it and remove its folder."""
     program = azurite_program()
     folder = Path(tempfile.mkdtemp(prefix="tensorforge-azure-"))
     server = None
@@ -154,10 +124,3 @@ def running_azure() -> Iterator[AzureServer]:
         if server is not None:
             server.kill()
         shutil.rmtree(folder, ignore_errors=True)
-
-
-def _free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port

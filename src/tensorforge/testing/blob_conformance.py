@@ -1,4 +1,4 @@
-"""What every blob store must do: subclass `BlobStoreConformance` and give it a `store` fixture.
+"""The conformance tests of blob stores: subclass `BlobStoreConformance` and give it a `store` fixture.
 
 class TestMyStore(BlobStoreConformance):
     @pytest.fixture
@@ -30,6 +30,7 @@ HOSTILE_KEYS = [
     "../outside",
     "a/../../b",
     "a/./b",
+    "./a",
     "a//b",
     "a/",
     "a\0b",
@@ -54,7 +55,7 @@ ODD_KEYS = [
 
 
 class BlobStoreConformance:
-    """The promises of `BlobStore`, each a test."""
+    """One test for each promise of `BlobStore`."""
 
     def test_what_was_written_is_read(self, store: BlobStore) -> None:
         info = store.write("a/b.bin", b"hello world")
@@ -147,7 +148,8 @@ class BlobStoreConformance:
     def test_a_range_past_the_end_is_refused(self, store: BlobStore) -> None:
         store.write("short", b"12345")
         for offset in (4, 5, 500):
-            with pytest.raises(EncodingError, match="short"):
+            message = f"short has 5 bytes, but {offset + 4} are needed"
+            with pytest.raises(EncodingError, match=message):
                 store.read_into("short", offset, memoryview(bytearray(4)))
 
     def test_a_negative_offset_is_refused(self, store: BlobStore) -> None:
@@ -172,6 +174,7 @@ class BlobStoreConformance:
         assert list(store.list()) == []
         with pytest.raises(NotFoundError):
             store.read("a/b")
+        store.write("a", b"a key that was the folder of another")
 
     def test_listing_is_sorted_by_key_and_filtered_by_prefix(self, store: BlobStore) -> None:
         keys = ["b", "a/c", "a.d", "a/b/c", "ab", "a/b-x"]

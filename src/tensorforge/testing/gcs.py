@@ -1,8 +1,8 @@
-"""Google Cloud Storage's XML interface on this machine, for tests: a translator in front of the real S3 server.
+"""Google Cloud Storage's XML interface on this machine, for tests: a proxy in front of the S3 server.
 
-No server of that interface can be installed from a package registry. But it is S3's, with other words for
-access and conditions, and with a few other answers; those are here, the objects are the S3 server's. What only
-the service itself knows (its limits, its consistency, its tokens) is not.
+No package registry has a server of that interface. But the interface is S3's with other headers for access and
+conditions and a few other answers. This proxy translates those; the S3 server stores the objects. The limits,
+the consistency and the tokens of the real service are not reproduced.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TIMEOUT = 30.0
 
 
 class GcsServer:
-    """A running translator. `store()` opens a part of its bucket that nobody else uses."""
+    """A running proxy. `store()` opens a part of its bucket that no other test uses."""
 
     def __init__(self, endpoint: str) -> None:
         self.endpoint = endpoint
@@ -38,7 +38,7 @@ class GcsServer:
         return {"GOOGLE_BASE_URL": self.endpoint, "GOOGLE_BEARER_TOKEN": TOKEN}
 
     def store(self, prefix: str | None = None, *, token: str = TOKEN) -> ObjectStore:
-        """A store of its own below `prefix` (a new one by default)."""
+        """A store below `prefix`, by default a new one."""
         config = {"base_url": self.endpoint, "bearer_token": token}
         url = f"gs://{BUCKET}/{prefix or uuid.uuid4().hex}"
         return ObjectStore(url, config=config, retry_seconds=2.0)
@@ -46,7 +46,7 @@ class GcsServer:
 
 @contextlib.contextmanager
 def running_gcs() -> Iterator[GcsServer]:
-    """Start both servers, yield the translator, stop them."""
+    """Start both servers, yield the proxy, end both."""
     with running_s3(anonymous=True) as s3:
 
         class Translator(_Translator):
@@ -74,15 +74,15 @@ class _Translator(BaseHTTPRequestHandler):
             self._refuse(HTTPStatus.UNAUTHORIZED, "AuthenticationRequired")
         elif any(name.lower().startswith("x-amz-") for name in self.headers):
             self._refuse(HTTPStatus.BAD_REQUEST, "InvalidArgument")
-        elif self._misses_what_it_deletes():
+        elif self._deletes_a_missing_object():
             self._refuse(HTTPStatus.NOT_FOUND, "NoSuchKey")
         else:
             self._forward(body)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve  # noqa: N815  the base class's names
 
-    def _misses_what_it_deletes(self) -> bool:
-        """S3 is content when an object to delete is not there; this interface is not."""
+    def _deletes_a_missing_object(self) -> bool:
+        """Whether a missing object is deleted: that is no error in S3, but one in this interface."""
         if self.command != "DELETE" or "uploadId" in parse_qs(urlsplit(self.path).query):
             return False
         status, _, _ = self._ask("HEAD", {}, b"")
@@ -122,4 +122,4 @@ class _Translator(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, format: str, *arguments: Any) -> None:  # noqa: A002  the base class's name
-        """Nobody reads it."""
+        """Write no log."""

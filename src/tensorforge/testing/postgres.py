@@ -1,4 +1,4 @@
-"""A real PostgreSQL on this machine, for tests."""
+"""A PostgreSQL server on this machine, for tests."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import sqlalchemy as sa
 
 @contextlib.contextmanager
 def running_postgres() -> Iterator[str]:
-    """Start a server in a temporary folder, yield its URL, stop it and remove the folder."""
+    """Start a server in a temporary folder, yield its URL, end it and remove the folder."""
     with tempfile.TemporaryDirectory(prefix="tensorforge-pg-") as folder:
         with warnings.catch_warnings():
-            # It keeps its locks below XDG_RUNTIME_DIR, and warns where a machine has none.
+            # It has its locks below XDG_RUNTIME_DIR, and warns if that is not set.
             warnings.simplefilter("ignore")
             from pgserver.postgres_server import get_server
 
@@ -29,7 +29,7 @@ def running_postgres() -> Iterator[str]:
 
 @contextlib.contextmanager
 def fresh_database(server_url: str) -> Iterator[str]:
-    """Make an empty database on a running server, yield its URL, drop it."""
+    """Create an empty database on a running server, yield its URL, drop it."""
     name = f"test_{uuid.uuid4().hex}"
     url = sa.make_url(server_url).set(drivername="postgresql+psycopg")
     engine = sa.create_engine(url, isolation_level="AUTOCOMMIT")

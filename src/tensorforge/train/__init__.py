@@ -1,12 +1,19 @@
-"""Elastic training: the run, its steps, and the machinery that gives the same model whatever happens.
+"""Elastic training: one model, trained to the same bits on any number of workers that may come and go.
 
-    tree, work, placement, seeds, config   pure: who adds what in which order, who computes what
-    layout, gradients, reduction           a step's gradient: per shard, along the tree, over the members
-    group, membership, session             the generations: their process groups, how a worker follows them
-    agreement, healing, state              one state on all members after every change
-    loading, loading_processes             micro-batches, loaded when they are needed or ahead of that
-    local_shards, shard_plane              data that workers hold, moved by the plan while training goes on
-    progress, engine, step, run            what a training script sees, and what works behind it
+Each step takes samples from a fixed number of shards. The members of a generation divide the shards, each
+computes its own, the gradients are added along one tree, all members vote, and all apply the step or none
+does. If a member is lost, the others form a new generation, agree on one state, and finish the step. The
+walk of a step:
+
+1. `loop/run.py: Run.steps` yields a `Step`, which `loop/engine.py: StepEngine.next_step` makes: this worker's
+   share of the shards. If there is no group, it first gets one from `group/session.py: Session.form`.
+2. `loop/step.py: Step.batches` gets each micro-batch from `data/batch_loading.py: BatchSource.load`.
+3. `loop/step.py: Step.backward` leaves the gradients in `gradients/shard_gradients.py: StepGradients`. In the
+   last backward pass `gradients/reduction.py: Exchange` sends sums while others are computed.
+4. `loop/step.py: Step.commit` calls `loop/engine.py: StepEngine.commit`. It completes the sum over all members
+   (`gradients/reduction.py: Exchange.finish`), votes (`group/gloo_group.py: GenerationGroup.all_reduce`) and
+   applies the step (`loop/training_state.py: TrainingState.commit`).
+5. `loop/run.py: Run._after_commit` reports the step and lets `run_checkpoints.py: Checkpointer` save it.
 
 What needs torch is imported when it is asked for.
 """

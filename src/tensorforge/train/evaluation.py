@@ -1,4 +1,4 @@
-"""Evaluation as part of the run: divided among the workers, the same result on any number of them."""
+"""Evaluation as part of a run: divided among the workers, with the same result on any number of them."""
 
 from __future__ import annotations
 
@@ -10,18 +10,19 @@ import torch
 from torch import nn
 
 from tensorforge.data.plan.shards import partition, quotas
-from tensorforge.errors import ConfigurationError
 from tensorforge.train.data.batch_loading import dataset_size, fetch
 from tensorforge.train.group.gloo_group import GenerationGroup
 from tensorforge.train.loop.training_state import TrainingState
+from tensorforge.validation import whole_number
 
 
 class Evaluation:
-    """Every `every` steps, the mean of `function(batch)` over a dataset.
+    """Computes the mean of `function(batch)` over a dataset, every `every` steps.
 
-    `function` returns a number per name, each a mean over the batch's samples; it runs in evaluation mode
-    and without gradients. The dataset is cut into `parts`, which fix the order of additions. `results` has
-    the values by step, as far as this worker took part.
+    `function` returns numbers by name, each a mean over the batch's samples; it is called in evaluation
+    mode and without gradients. The dataset is cut into `parts`; the additions happen part by part, so the
+    result does not depend on the number of workers. `results` has the values by step, for the steps this
+    worker took part in.
     """
 
     def __init__(
@@ -35,8 +36,7 @@ class Evaluation:
         collate_fn: Callable[[list[Any]], Any] | None = None,
     ) -> None:
         for field, value in (("every", every), ("batch_size", batch_size), ("parts", parts)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ConfigurationError(field, value, "must be a whole number, at least 1")
+            whole_number(field, value, least=1)
         self._function = function
         self._dataset = dataset
         self._size = dataset_size(dataset)
@@ -47,25 +47,25 @@ class Evaluation:
         self.results: dict[int, dict[str, float]] = {}
 
     def is_due(self, state: TrainingState) -> bool:
-        """Whether the committed step calls for an evaluation that it has not had."""
+        """Whether an evaluation follows the last committed step and was not done yet."""
         step = state.committed_step
         return step >= 0 and (step + 1) % self._every == 0 and state.evaluated_step < step
 
     def run(self, model: nn.Module, group: GenerationGroup | None) -> dict[str, float]:
-        """The means over the whole dataset; `GroupAbortedError` if the cluster changes meanwhile."""
+        """Return the means over the dataset; raise `GroupAbortedError` if the cluster changes meanwhile."""
         rank, members = (0, 1) if group is None else (group.rank, group.world_size)
-        blocks = quotas(len(self._parts), members)
-        first = sum(blocks[:rank])
+        counts = quotas(len(self._parts), members)
+        first = sum(counts[:rank])
         was_training = model.training
         model.eval()
         try:
             with torch.no_grad():
-                mine = {index: self._sums(index) for index in range(first, first + blocks[rank])}
+                own = {index: self._sums(index) for index in range(first, first + counts[rank])}
         finally:
             model.train(was_training)
-        answers = [mine]
+        answers = [own]
         if group is not None:
-            gathered = group.gather_bytes(json.dumps(mine).encode())
+            gathered = group.gather_bytes(json.dumps(own).encode())
             answers = [{int(k): v for k, v in json.loads(a).items()} for a in gathered]
         return self._means({index: sums for answer in answers for index, sums in answer.items()})
 

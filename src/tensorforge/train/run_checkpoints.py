@@ -1,7 +1,7 @@
-"""Checkpoints of a run: by schedule, in the background, in the catalog; and the way back from one.
+"""Checkpoints of a run: saved by schedule, in the background, with a record in the catalog; and restoring.
 
-The state is the same on all members, so rank 0 saves it alone and nobody waits for anybody. If rank 0
-dies while it saves, that checkpoint never existed; the next rank 0 follows the schedule from there.
+The state is the same on all members, so rank 0 saves it alone and no member waits for another. If rank 0 dies
+while it saves, there is no checkpoint of that step; the next rank 0 goes on with the schedule.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from tensorforge.errors import CheckpointError, IntegrityError, TensorForgeError
 from tensorforge.storage.opening import open_store
 from tensorforge.train.loop.flat_state import empty_like_header, flatten, tensor_bytes, unflatten
 from tensorforge.train.loop.training_state import TrainingState
+from tensorforge.train.run_log import RunLog
 
 log = logging.getLogger(__name__)
 
@@ -45,9 +46,10 @@ _KEY = "tensorforge_run"
 class CheckpointPlan:
     """Where and when a run is saved.
 
-    `location`: a folder or the URL of an object store, for this run alone. `schedule`: when. `retention`:
-    what is kept. `catalog`: the URL or path of the catalog's database; by default a file in the folder, and
-    none for an object store. `resume`: a run that starts fresh goes on from the newest intact checkpoint.
+    `location`: a folder or the URL of an object store, for this run alone. `schedule`: when to save.
+    `retention`: which checkpoints are kept. `run_id`: the run's name in the catalog. `catalog`: the URL or
+    path of the catalog's database; by default a file in the folder, and none for an object store. `resume`:
+    whether a run that starts begins with the newest intact checkpoint.
     """
 
     location: str | Path
@@ -61,53 +63,83 @@ class CheckpointPlan:
 
 
 class Checkpointer:
-    """Carries a plan out. It belongs to one worker; only rank 0 saves."""
+    """Saves and restores a run by its plan. Each worker has one; only rank 0's saves."""
 
-    def __init__(self, plan: CheckpointPlan) -> None:
+    def __init__(self, plan: CheckpointPlan, run_log: RunLog) -> None:
         self.plan = plan
+        self._run_log = run_log
         self._checkpoint: DistributedCheckpoint | None = None
         self._manager: CheckpointManager | None = None
         self._pending: tuple[SaveHandle, CheckpointRecord | None, int] | None = None
-        self.last_step = -1
-        """The step after which somebody saved last, as far as this worker knows."""
+        self._last_step = -1
+        """The step after which a worker saved last, as far as this worker knows."""
         self._last_time = self._started = time.monotonic()
-        self._stall: float | None = None
-        self.saved: list[str] = []
-        """The prefixes of the checkpoints that this worker has written, oldest first."""
+        self._blocked_seconds: float | None = None
+        """How long the last save kept the training thread from training."""
+        self._is_leaving_saved = False
 
-    def is_due(self, step: int, failures: int) -> bool:
-        """Whether the schedule wants a checkpoint after `step`."""
+    def after_commit(
+        self,
+        state: TrainingState,
+        metrics: Mapping[str, float],
+        *,
+        rank: int,
+        generation: int,
+        failures: int,
+        is_leaving: bool,
+    ) -> None:
+        """Rank 0 saves if the schedule wants it, or if a member is leaving and was not leaving a step ago."""
+        if self._pending is not None and self._pending[0].is_done:
+            self._finish_save()
+        is_due = self._is_due(state.committed_step, failures)
+        if rank != 0:
+            if is_due:
+                self._count_from(state.committed_step)
+        elif is_leaving and not self._is_leaving_saved:
+            self._save(state, metrics, generation, CheckpointType.EMERGENCY)
+        elif is_due:
+            self._save(state, metrics, generation, CheckpointType.FULL)
+        self._is_leaving_saved = is_leaving
+
+    def after_last_step(
+        self, state: TrainingState, metrics: Mapping[str, float], *, generation: int
+    ) -> None:
+        """Called on rank 0: save the state unless it is saved, and wait until the save is complete."""
+        if self._last_step != state.committed_step:
+            self._save(state, metrics, generation, CheckpointType.FULL)
+        self._finish_save()
+
+    def _is_due(self, step: int, failures: int) -> bool:
         now = time.monotonic()
         progress = TrainingProgress(
             step=step,
             now=now,
-            last_step=self.last_step,
+            last_step=self._last_step,
             last_time=self._last_time,
-            save_seconds=self._stall,
+            save_seconds=self._blocked_seconds,
             failures=failures,
             observed_seconds=now - self._started,
         )
         return bool(self.plan.schedule.should_checkpoint(progress))
 
-    def note(self, step: int) -> None:
-        """Somebody saved after `step`: count from there."""
-        self.last_step, self._last_time = step, time.monotonic()
+    def _count_from(self, step: int) -> None:
+        """Let the schedule count from `step`, after which a worker saved or began to save."""
+        self._last_step, self._last_time = step, time.monotonic()
 
-    def save(
+    def _save(
         self,
         state: TrainingState,
-        *,
+        metrics: Mapping[str, float],
         generation: int,
-        kind: CheckpointType = CheckpointType.FULL,
-        metrics: Mapping[str, float] | None = None,
+        kind: CheckpointType,
     ) -> None:
-        """Copy the state and save the copy in the background. A failure is told, not raised."""
+        """Copy the state and save the copy in the background. A failure is logged, not raised."""
         started = time.monotonic()
-        self.settle()
+        self._finish_save()
         step = state.committed_step
         prefix = f"step-{step:08d}-g{generation}-{secrets.token_hex(3)}"
         try:
-            record = self._announce(state, kind, metrics or {})
+            record = self._create_record(state, kind, metrics)
             options = SaveOptions(
                 checkpoint_prefix=prefix,
                 include_rng_state=False,
@@ -116,60 +148,53 @@ class Checkpointer:
             handle = self._open().async_save(state.model, state.optimizer, options)
         except TensorForgeError as error:
             log.warning("no checkpoint after step %d: %s", step, error)
-            return
-        self._pending = (handle, record, step)
-        self._stall = time.monotonic() - started
-        self.note(step)
+        else:
+            self._pending = (handle, record, step)
+            self._blocked_seconds = time.monotonic() - started
+            self._count_from(step)
+        self._run_log.write("checkpoint", type=kind.value, step=step, complete=False)
 
-    def poll(self) -> int | None:
-        """Finish the books of a save that has ended meanwhile; the step it was of, if it succeeded."""
-        if self._pending is not None and self._pending[0].is_done:
-            return self.settle()
-        return None
-
-    def settle(self) -> int | None:
-        """Wait for the save in the background and enter it into the catalog; the step it was of."""
+    def _finish_save(self) -> None:
+        """Wait for the save in the background, if there is one, and complete its record in the catalog."""
         if self._pending is None:
-            return None
+            return
         (handle, record, step), self._pending = self._pending, None
         try:
             prefix = handle.result()
-            self.saved.append(prefix)
-            if record is not None:
-                manager = self._catalog()
-                if manager is not None:
-                    size = self._size_of(prefix)
-                    manager.complete(record.checkpoint_id, size, f"{prefix}{SUFFIX}")
-                    manager.gc(training_run_id=self.plan.run_id)
+            manager = self._catalog()
+            if record is not None and manager is not None:
+                size = self._size_of(prefix)
+                manager.complete(record.checkpoint_id, size, f"{prefix}{SUFFIX}")
+                manager.gc(training_run_id=self.plan.run_id)
         except (TensorForgeError, OSError) as error:
             log.warning("checkpoint %s failed: %s", handle.prefix, error)
-            return None
-        return step
+            return
+        self._run_log.write("checkpoint", step=step, complete=True)
 
-    def restore(self, state: TrainingState) -> bool:
-        """Load the newest intact checkpoint; whether there was one."""
+    def restore(self, state: TrainingState) -> None:
+        """Load the newest intact checkpoint into `state`, if there is one."""
         checkpoint = self._open()
         if not checkpoint.list_checkpoints():
-            return False
+            return
         result = checkpoint.load(state.model, state.optimizer, LoadOptions(load_rng_state=False))
+        prefix = result.manifest.prefix
         packed = result.custom_metadata.get(_KEY)
         if packed is None:
             raise CheckpointError(
-                f"{result.manifest.prefix} holds a model, but not where its run stood",
-                result.manifest.prefix,
+                f"{prefix} holds a model, but not the position of a run in its data", prefix
             )
         _unpack(state, packed)
         if state.capture().digest().hex() != packed["digest"]:
             raise IntegrityError(
-                f"the state loaded from {result.manifest.prefix} differs from the one that was saved"
+                f"the state loaded from {prefix} differs from the one that was saved"
             )
-        self.note(state.committed_step)
-        log.info("resumed after step %d from %s", state.committed_step, result.manifest.prefix)
-        return True
+        self._count_from(state.committed_step)
+        log.info("resumed after step %d from %s", state.committed_step, prefix)
+        self._run_log.write("resumed", committed_step=state.committed_step)
 
     def close(self) -> None:
-        """Wait for the last save and let go of everything."""
-        self.settle()
+        """Wait for the last save, then close the store and the catalog."""
+        self._finish_save()
         if self._checkpoint is not None:
             self._checkpoint.close()
             self._checkpoint = None
@@ -194,7 +219,7 @@ class Checkpointer:
                 )
         return self._manager
 
-    def _announce(
+    def _create_record(
         self, state: TrainingState, kind: CheckpointType, metrics: Mapping[str, float]
     ) -> CheckpointRecord | None:
         manager = self._catalog()
@@ -219,7 +244,7 @@ class Checkpointer:
 
 
 def _pack(state: TrainingState) -> dict[str, Any]:
-    """What the model's and the optimizer's files do not hold, as JSON."""
+    """What the model's and the optimizer's files do not have, as JSON."""
     saved = set(state.model.state_dict())
     transient = {n: b for n, b in state.model.named_buffers() if n not in saved}
     flat = flatten({"transient": transient, **state.bookkeeping()})

@@ -1,36 +1,36 @@
-"""What a run is told. Everything that decides its numbers is here, so equal settings give equal weights."""
+"""The settings of a run. All that decides its numbers is here, so equal settings give equal weights."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from tensorforge.cluster.elastic_config import AdaptationStrategy
 from tensorforge.data.plan.order import ShardLocalOrder, ShuffledOrder
 from tensorforge.errors import ConfigurationError
+from tensorforge.validation import finite_number, member, one_of, whole_number
+
+_LARGEST = 2**62 - 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunConfig:
     """The settings of a run.
 
-    `batch_size`: samples per optimizer step over all workers (at `base_workers` workers, where the strategy
-    lets it grow with them).
-    `shards`: into how many shards an epoch is cut; fixed for the run, at least the largest number of workers
-    that should have work. Numbers with many divisors (12, 24, 48) divide evenly among many sizes.
-    `seed`: of the order of samples and of every random stream.
-    `strategy`: NONE keeps the batch and the learning rate, and the weights are the same on any number of
-    workers; LINEAR and SQUARE_ROOT let the batch grow with the workers and the rate follow.
-    `base_workers`: the number of workers that `batch_size` and the optimizer's rates were chosen for; `None`:
-    that of the first generation.
-    `accumulation`: into how many pieces a shard's part of a step is cut, to save memory.
-    `clip_grad_norm`: the largest norm of the whole gradient.
-    `schedule_every`: when the scheduler advances: `"step"` or `"epoch"`.
-    `metrics`: the names that `step.log` may use besides the loss.
-    `shuffle`: `"everywhere"` deals the samples anew to the shards in each epoch; `"within_shards"` keeps each
-    shard's samples and changes their order, so that workers can hold them (see `LocalShards`).
-    `block`: read this many neighbouring samples together when shuffling everywhere.
-    `bucket_bytes`: how much of the gradient is sent at once, while the last backward pass goes on.
+    `batch_size`: samples per optimizer step over all workers. With a strategy that lets the batch grow with
+    the workers, it is the batch size on `base_workers` workers. `shards`: the number of shards into which
+    an epoch is cut, fixed for the run. Workers beyond this number have no work. Numbers with many divisors
+    (12, 24, 48) divide evenly among many numbers of workers. `seed`: seeds the order of samples and every
+    random stream. `strategy`: NONE keeps the batch and the learning rate, and the weights are the same on
+    any number of workers. LINEAR and SQUARE_ROOT let the batch grow with the workers and adapt the learning
+    rate. `base_workers`: the number of workers for which `batch_size` and the optimizer's rates were
+    chosen; `None` means the number of workers in the first generation. `accumulation`: the number of
+    micro-batches into which a shard's part of a step is cut, to save memory. `clip_grad_norm`: the norm to
+    which a larger gradient of a step is scaled down. `schedule_every`: whether the scheduler advances after
+    each `"step"` or each `"epoch"`. `metrics`: the names that `step.log` may use besides the loss.
+    `shuffle`: `"everywhere"` assigns the samples to shards anew in each epoch; `"within_shards"` keeps each
+    shard's samples and changes their order, so that workers can store them (see `LocalShards`). `block`:
+    the number of neighbouring samples that stay together when shuffling everywhere. `bucket_bytes`: how
+    much of the gradient is sent at once during the last backward pass.
     """
 
     batch_size: int
@@ -48,35 +48,20 @@ class RunConfig:
 
     def __post_init__(self) -> None:
         for field in ("batch_size", "shards", "accumulation", "block", "bucket_bytes"):
-            self._whole_number(field, least=1)
-        self._whole_number("seed", least=0)
+            whole_number(field, getattr(self, field), least=1, most=_LARGEST)
+        whole_number("seed", self.seed, least=0, most=_LARGEST)
         if self.base_workers is not None:
-            self._whole_number("base_workers", least=1)
-        if not isinstance(self.strategy, AdaptationStrategy):
-            raise ConfigurationError("strategy", self.strategy, "must be an AdaptationStrategy")
-        limit = self.clip_grad_norm
-        if limit is not None and not (math.isfinite(limit) and limit > 0):
-            raise ConfigurationError("clip_grad_norm", limit, "must be a positive number, or None")
-        if self.schedule_every not in ("step", "epoch"):
-            raise ConfigurationError(
-                "schedule_every", self.schedule_every, 'must be "step" or "epoch"'
-            )
-        if self.shuffle not in ("everywhere", "within_shards"):
-            raise ConfigurationError(
-                "shuffle", self.shuffle, 'must be "everywhere" or "within_shards"'
-            )
+            whole_number("base_workers", self.base_workers, least=1, most=_LARGEST)
+        member("strategy", self.strategy, AdaptationStrategy)
+        if self.clip_grad_norm is not None:
+            finite_number("clip_grad_norm", self.clip_grad_norm, above=0)
+        one_of("schedule_every", self.schedule_every, ("step", "epoch"))
+        one_of("shuffle", self.shuffle, ("everywhere", "within_shards"))
         if self.shuffle == "within_shards" and self.block != 1:
-            raise ConfigurationError("block", self.block, "has no meaning within shards")
+            raise ConfigurationError("block", self.block, "must be 1 when shuffling within shards")
         object.__setattr__(self, "metrics", tuple(self.metrics))
         if "loss" in self.metrics or len(set(self.metrics)) != len(self.metrics):
-            raise ConfigurationError("metrics", self.metrics, "names must differ; loss is there")
-
-    def _whole_number(self, field: str, *, least: int) -> None:
-        value = getattr(self, field)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigurationError(field, value, "must be a whole number")
-        if not least <= value < 2**62:
-            raise ConfigurationError(field, value, f"must be at least {least}")
+            raise ConfigurationError("metrics", self.metrics, "must be different names, not loss")
 
     def order(self, samples: int, epoch: int) -> ShuffledOrder | ShardLocalOrder:
         """The order of an epoch's samples."""
@@ -91,9 +76,9 @@ class RunConfig:
         return max(1, self.batch_size * workers // base_workers)
 
     def amounts(self, step: int, batch: int) -> list[int]:
-        """How many of a step's `batch` samples each shard gives: as even as can be.
+        """How many of a step's `batch` samples each shard gives; the numbers differ by at most one.
 
-        The shards that give one more change from step to step, so that all end at about the same time.
+        Which shards give one more changes from step to step, so that all shards end at about the same step.
         """
         share, rest = divmod(batch, self.shards)
         first = step * rest

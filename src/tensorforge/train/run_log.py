@@ -6,12 +6,14 @@ import json
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.data.plan.ledger import Ledger
+from tensorforge.environment import RUN_DIR
 
 log = logging.getLogger(__name__)
 
@@ -31,8 +33,8 @@ class RunLog:
     @classmethod
     def from_environment(cls, worker: str) -> RunLog:
         """The log in the folder that the launcher named."""
-        folder = os.environ.get("TENSORFORGE_RUN_DIR")
-        return cls(Path(folder) / "workers" if folder else None, worker)
+        folder = RUN_DIR.read()
+        return cls(None if folder is None else folder / "workers", worker)
 
     def write(self, kind: str, **facts: Any) -> None:
         """Append an event with the time and the worker's name."""
@@ -51,8 +53,9 @@ class RunLog:
                 self._has_complained = True
                 log.warning("what is logged is lost: %s; training goes on", error)
 
-    def commit(self, rank: int, workers: int, facts: Mapping[str, Any]) -> None:
-        """A committed step; rank 0 also appends it to the run's `metrics.jsonl`."""
+    def commit(self, rank: int, workers: int, step: CommittedStep) -> None:
+        """Append a committed step; rank 0 also appends it to the run's `metrics.jsonl`."""
+        facts = step.to_json()
         self.write("commit", workers=workers, **facts)
         if rank == 0 and self._folder is not None:
             line = {"time": time.time(), "world_size": workers, **facts}

@@ -1,4 +1,4 @@
-"""Signal handlers that are there for a while and then are what they were."""
+"""Signal handlers that are installed for a while; afterwards the previous ones are restored."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any
 
 
 class SignalHandlers:
-    """Calls a function per signal, between `install` and `remove`. Only the main thread can install."""
+    """Calls a function per signal, between `install` and `remove`."""
 
     def __init__(self, actions: Mapping[signal.Signals, Callable[[], None]]) -> None:
         self._actions = actions
         self._previous: dict[signal.Signals, Any] = {}
 
     def install(self) -> None:
-        """Take over; does nothing outside the main thread."""
+        """Install the handlers. Does nothing outside the main thread, where Python does not allow it."""
         if threading.current_thread() is threading.main_thread():
             for number in self._actions:
                 self._previous[number] = signal.signal(number, self._handle)
 
     def remove(self) -> None:
-        """Give the signals back to whoever had them."""
+        """Restore the previous handlers."""
         if threading.current_thread() is threading.main_thread():
             while self._previous:
                 number, handler = self._previous.popitem()

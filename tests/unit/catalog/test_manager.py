@@ -170,9 +170,9 @@ class TestAnIncrementalCheckpoint:
         with pytest.raises(InvalidInputError, match="belongs to run 'other'"):
             manager.create(incremental(3, parent_id=parent.checkpoint_id))
 
-    def test_refuses_a_parent_that_lies_after_it(self, manager):
+    def test_refuses_a_parent_that_is_after_it(self, manager):
         parent = save(manager, request(5))
-        with pytest.raises(InvalidInputError, match="lies after"):
+        with pytest.raises(InvalidInputError, match="is after"):
             manager.create(incremental(3, parent_id=parent.checkpoint_id))
 
     def test_refuses_a_parent_that_is_not_complete(self, manager):
@@ -218,7 +218,7 @@ class TestAnIncrementalCheckpoint:
 
 
 def test_a_full_checkpoint_has_no_parent():
-    with pytest.raises(InvalidInputError, match="stands alone"):
+    with pytest.raises(InvalidInputError, match="has no parent"):
         request(1, parent_id="x")
 
 

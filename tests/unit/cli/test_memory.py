@@ -97,10 +97,10 @@ def test_advise_says_what_is_too_small(capsys, trace):
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [
-        (["replay", "nothing"], "neither a file nor one of the traces"),
-        (["advise", "nothing"], "neither a file nor one of the traces"),
+        (["replay", "nothing"], "neither a file nor one of the bundled traces"),
+        (["advise", "nothing"], "neither a file nor one of the bundled traces"),
         (["record", "nothing.py"], "no program nothing.py"),
-        (["replay", "TRACE", "--policy", "magic"], "no policy is called 'magic'"),
+        (["replay", "TRACE", "--policy", "magic"], "no policy is named 'magic'"),
         (["replay", "TRACE", "--compact"], "--compact needs --capacity"),
         (["replay", "TRACE", "--capacity", "much"], "not a size"),
         (["replay", "TRACE", "--plot", "/no/such/folder/p.png"], "no folder /no/such/folder"),

@@ -1,17 +1,11 @@
 import dataclasses
-import threading
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorforge.elastic import ClusterTopology, TopologyHolder, WorkerId
-from tensorforge.errors import (
-    AlreadyExistsError,
-    InvalidInputError,
-    NotFoundError,
-    StaleGenerationError,
-)
+from tensorforge.elastic import ClusterTopology, WorkerId
+from tensorforge.errors import AlreadyExistsError, InvalidInputError, NotFoundError
 
 A, B, C = (WorkerId(name, "127.0.0.1", 1) for name in "abc")
 
@@ -37,7 +31,7 @@ def test_a_topology_cannot_be_changed_in_place():
 
 def test_adding_a_member_or_removing_a_stranger_is_an_error():
     topology = ClusterTopology(workers=(A,), epoch=1)
-    with pytest.raises(AlreadyExistsError, match="a is a member of generation 1 already"):
+    with pytest.raises(AlreadyExistsError, match="a is already a member of generation 1"):
         topology.add_worker(WorkerId("a", "elsewhere", 9))
     with pytest.raises(NotFoundError, match=r"b@127.0.0.1:1 is not a member of generation 1"):
         topology.remove_worker(B)
@@ -64,27 +58,3 @@ def test_the_generation_grows_by_one_with_each_change(changes):
         topology = topology.add_worker(worker) if joins else topology.remove_worker(worker)
         assert topology.epoch == before + 1
         assert (worker in topology) is joins
-
-
-def test_two_threads_lose_no_change_of_the_held_topology():
-    holder = TopologyHolder()
-
-    def join_all(prefix):
-        for number in range(400):
-            holder.update(lambda t, n=number: t.add_worker(WorkerId(f"{prefix}{n}", "h", 1)))
-
-    threads = [threading.Thread(target=join_all, args=(prefix,)) for prefix in "xy"]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert holder.current.world_size == holder.current.epoch == 800
-
-
-def test_the_holder_refuses_to_go_back():
-    holder = TopologyHolder(ClusterTopology(workers=(A,), epoch=5))
-    for stale in (5, 4):
-        with pytest.raises(StaleGenerationError, match=f"generation {stale} does not follow 5"):
-            holder.replace(ClusterTopology(epoch=stale))
-    holder.replace(ClusterTopology(epoch=9))
-    assert holder.current.epoch == 9

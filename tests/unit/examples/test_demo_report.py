@@ -41,7 +41,7 @@ def evidence(report):
         codes=(0, 0),
         storm=[*storm, *ends],
         alone=[*(commit("alone", step) for step in range(STEPS)), final("alone")],
-        blows=[(1, "kill -9 worker-1")],
+        disturbances=[(1, "kill -9 worker-1")],
         rescales=[
             {
                 "generation": 1,

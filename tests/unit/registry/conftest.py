@@ -15,7 +15,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def registry(clock: ManualClock) -> Iterator[ModelRegistry]:
-    """A registry in memory whose time stands still until the test moves it."""
+    """A registry in memory, whose clock only the test advances."""
     with ModelRegistry(clock=lambda: clock.utc) as opened:
         yield opened
 

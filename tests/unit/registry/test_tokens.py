@@ -38,12 +38,12 @@ def test_a_revocation_elsewhere_is_felt_once_the_cache_is_old(registry):
     here = DatabaseTokens(registry.database, cache_seconds=2, monotonic=time)
     elsewhere = DatabaseTokens(registry.database)
     token = elsewhere.issue("ci", ["registry:read"])
-    assert here.authenticate_known(token) is None
+    assert here.authenticate_cached(token) is None
     here.authenticate(token)
     elsewhere.revoke(token.split("_")[1])
     time.advance(1.9)
     here.authenticate(token)
-    assert here.authenticate_known(token) is not None
+    assert here.authenticate_cached(token) is not None
     time.advance(0.2)
     with pytest.raises(AuthenticationError, match="was revoked"):
         here.authenticate(token)

@@ -3,7 +3,7 @@ import json
 
 import httpx
 import pytest
-from tests.unit.registry.making import S, bring, metadata, v
+from tests.unit.registry.sample_values import S, bring, metadata, v
 
 from tensorforge.errors import InvalidInputError, NotFoundError, PermissionDeniedError
 from tensorforge.registry.addresses import check_target, is_public, resolve_target
@@ -12,7 +12,7 @@ from tensorforge.registry.database.times import to_micros
 from tensorforge.registry.webhooks import (
     DELIVERY,
     SIGNATURE,
-    WebhookCourier,
+    WebhookSender,
     verify_signature,
 )
 from tensorforge.resilience import RetryPolicy
@@ -41,8 +41,8 @@ def receiver():
 
 
 @pytest.fixture
-def courier(registry, clock, receiver):
-    with WebhookCourier(
+def sender(registry, clock, receiver):
+    with WebhookSender(
         registry.database,
         clock=lambda: clock.utc,
         retries=RetryPolicy(max_attempts=3, base_delay=10, max_delay=100),
@@ -58,14 +58,14 @@ def subscribe(registry, clock, url="https://hooks.example.com/x", **options):
     )
 
 
-def test_a_change_is_told_signed_and_once(registry, clock, courier, receiver):
+def test_a_change_is_told_signed_and_once(registry, clock, sender, receiver):
     hook = subscribe(registry, clock, actions=["transition"], model_id="ranker")
     registry.register(metadata())
     registry.register(metadata(model_id="other"))
     bring(registry, "1.0.0", S.VALIDATING, model_id="other")
     bring(registry, "1.0.0", S.VALIDATING)
-    assert courier.deliver_due() == 1
-    assert courier.deliver_due() == 0
+    assert sender.deliver_due() == 1
+    assert sender.deliver_due() == 0
     (request,) = receiver.requests
     body = request.content.decode()
     event = json.loads(body)
@@ -80,73 +80,73 @@ def test_a_change_is_told_signed_and_once(registry, clock, courier, receiver):
     assert request.headers[DELIVERY] == "1"
 
 
-def test_the_connection_goes_to_the_address_that_was_judged(registry, clock, courier, receiver):
+def test_the_connection_goes_to_the_address_that_was_judged(registry, clock, sender, receiver):
     subscribe(registry, clock, "https://hooks.example.com:8443/path?q=1")
     registry.create_model("m")
-    courier.deliver_due()
+    sender.deliver_due()
     (request,) = receiver.requests
     assert str(request.url) == f"https://{PUBLIC}:8443/path?q=1"
     assert request.headers["host"] == "hooks.example.com:8443"
     assert request.extensions["sni_hostname"] == "hooks.example.com"
 
 
-def test_a_change_that_failed_is_not_told(registry, clock, courier):
+def test_a_change_that_failed_is_not_told(registry, clock, sender):
     subscribe(registry, clock)
     registry.register(metadata())
-    courier.deliver_due()
+    sender.deliver_due()
     with pytest.raises(Exception, match="already"):
         registry.register(metadata())
-    assert courier.deliver_due() == 0
+    assert sender.deliver_due() == 0
 
 
 @pytest.mark.parametrize("status", [0, 500, 404, 302])
 def test_what_is_not_received_is_tried_again_later_and_given_up_in_the_end(
-    registry, clock, courier, receiver, status
+    registry, clock, sender, receiver, status
 ):
     hook = subscribe(registry, clock)
     registry.create_model("m")
     receiver.status = status
     outbox = Outbox(registry.database)
     for attempt in (1, 2, 3):
-        assert courier.deliver_due() == 1
+        assert sender.deliver_due() == 1
         assert len(receiver.requests) == attempt
-        assert courier.deliver_due() == 0
+        assert sender.deliver_due() == 0
         clock.advance(101)
-    assert courier.deliver_due() == 0
+    assert sender.deliver_due() == 0
     (delivery,) = outbox.deliveries(hook.webhook_id)
     assert (delivery.status, delivery.attempts) == ("failed", 3)
     assert "answer" in delivery.last_error
 
 
-def test_a_message_is_delivered_once_the_receiver_is_back(registry, clock, courier, receiver):
+def test_a_message_is_delivered_once_the_receiver_is_back(registry, clock, sender, receiver):
     hook = subscribe(registry, clock)
     registry.create_model("m")
     receiver.status = 503
-    courier.deliver_due()
+    sender.deliver_due()
     receiver.status = 200
     clock.advance(11)
-    courier.deliver_due()
+    sender.deliver_due()
     (delivery,) = Outbox(registry.database).deliveries(hook.webhook_id)
     assert (delivery.status, delivery.attempts) == ("delivered", 2)
-    assert Outbox(registry.database).waiting() == 0
+    assert Outbox(registry.database).pending_count() == 0
 
 
-def test_what_a_dead_courier_held_is_taken_by_another(registry, clock, courier, receiver):
+def test_what_a_dead_sender_claimed_is_taken_by_another(registry, clock, sender, receiver):
     subscribe(registry, clock)
     registry.create_model("m")
     outbox = Outbox(registry.database)
-    assert len(outbox.claim(to_micros(clock.utc), hold_us=60_000_000)) == 1
-    assert courier.deliver_due() == 0
+    assert len(outbox.claim(to_micros(clock.utc), claim_us=60_000_000)) == 1
+    assert sender.deliver_due() == 0
     clock.advance(61)
-    assert courier.deliver_due() == 1
+    assert sender.deliver_due() == 1
 
 
-def test_a_removed_webhook_hears_nothing_more(registry, clock, courier, receiver):
+def test_a_removed_webhook_hears_nothing_more(registry, clock, sender, receiver):
     hook = subscribe(registry, clock)
     registry.create_model("m")
     outbox = Outbox(registry.database)
     outbox.unsubscribe(hook.webhook_id)
-    assert courier.deliver_due() == 0
+    assert sender.deliver_due() == 0
     with pytest.raises(NotFoundError):
         outbox.unsubscribe(hook.webhook_id)
     with pytest.raises(NotFoundError):
@@ -159,16 +159,16 @@ def test_a_thread_delivers_by_itself(tmp_path, clock, receiver):
     with ModelRegistry(tmp_path / "r.db", clock=lambda: clock.utc) as registry:
         subscribe(registry, clock)
         registry.create_model("m")
-        courier = WebhookCourier(
+        sender = WebhookSender(
             registry.database,
             clock=lambda: clock.utc,
             resolver=lambda host, port: [PUBLIC],
             transport=httpx.MockTransport(receiver),
         ).start()
         outbox = Outbox(registry.database)
-        while outbox.waiting():
+        while outbox.pending_count():
             pass
-        courier.close()
+        sender.close()
     assert len(receiver.requests) == 1
 
 
@@ -208,13 +208,13 @@ def test_a_public_address_is_allowed(address):
 def test_a_name_that_resolves_inside_is_refused_when_it_is_used(registry, clock, receiver, answers):
     hook = subscribe(registry, clock, "http://innocent.example.com/")
     registry.create_model("m")
-    with WebhookCourier(
+    with WebhookSender(
         registry.database,
         clock=lambda: clock.utc,
         resolver=lambda host, port: answers,
         transport=httpx.MockTransport(receiver),
-    ) as courier:
-        courier.deliver_due()
+    ) as sender:
+        sender.deliver_due()
     assert receiver.requests == []
     (delivery,) = Outbox(registry.database).deliveries(hook.webhook_id)
     assert delivery.status == "failed"
@@ -253,13 +253,13 @@ def test_an_unknown_action_is_refused(registry, clock):
         subscribe(registry, clock, actions=["explode"])
 
 
-def test_deprecation_and_rollback_are_told_too(registry, clock, courier, receiver):
+def test_deprecation_and_rollback_are_told_too(registry, clock, sender, receiver):
     for version in ("1.0.0", "1.1.0"):
         registry.register(metadata(version))
         bring(registry, version, S.PRODUCTION)
     subscribe(registry, clock, actions=["rollback", "set_alias"])
     registry.rollback("ranker", reason="slow")
     registry.set_alias("ranker", "champion", v("1.0.0"))
-    courier.deliver_due()
+    sender.deliver_due()
     told = [json.loads(request.content)["action"] for request in receiver.requests]
     assert told == ["rollback", "set_alias"]

@@ -1,8 +1,7 @@
-"""Chains of checkpoints: an incremental one leads through its parents to a root that stands alone.
+"""Chains of checkpoints: an incremental checkpoint, its parent, and so on to a root without a parent.
 
-Each function takes the checkpoints that are known (in any order, or by id) and the id of one of
-them. An id that is not among them is a `NotFoundError`. A parent that is missing, belongs to another run or
-comes back to where the walk started is a `CheckpointError`, never a loop.
+Each function takes all known checkpoints (in any order, or by id) and the id of one of them. An unknown id is a
+`NotFoundError`. A parent that is missing or belongs to another run, and a cycle, are a `CheckpointError`.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ Checkpoints: TypeAlias = Iterable[CheckpointRecord] | Mapping[str, CheckpointRec
 
 
 def by_id(checkpoints: Checkpoints) -> Mapping[str, CheckpointRecord]:
-    """The checkpoints by their id; a mapping is taken as it is."""
+    """The checkpoints by id; a mapping is returned as it is."""
     if isinstance(checkpoints, Mapping):
         return checkpoints
     return {record.checkpoint_id: record for record in checkpoints}
 
 
 def lineage(checkpoints: Checkpoints, checkpoint_id: str) -> tuple[CheckpointRecord, ...]:
-    """The checkpoint, its parent, and so on down to the root."""
+    """The checkpoint, its parent, and so on to the root."""
     known = by_id(checkpoints)
     record = known.get(checkpoint_id)
     if record is None:
-        raise NotFoundError(f"no checkpoint {checkpoint_id!r} is known")
+        raise NotFoundError(f"there is no checkpoint {checkpoint_id!r}")
     path, seen = [record], {checkpoint_id}
     while (parent_id := path[-1].parent_id) is not None:
         if parent_id in seen:
-            raise _broken(checkpoint_id, f"it comes back to {parent_id!r}: a cycle")
+            raise _broken(checkpoint_id, f"{parent_id!r} is its own ancestor (a cycle)")
         parent = known.get(parent_id)
         if parent is None:
             raise _broken(
@@ -47,19 +46,19 @@ def lineage(checkpoints: Checkpoints, checkpoint_id: str) -> tuple[CheckpointRec
 
 
 def chain_length(checkpoints: Checkpoints, checkpoint_id: str) -> int:
-    """How many checkpoints a restore reads, the one asked for included: 1 if it stands alone."""
+    """The number of checkpoints that a restore reads, this one included; 1 for a self-contained one."""
     return len(lineage(checkpoints, checkpoint_id))
 
 
 def find_chain_root(checkpoints: Checkpoints, checkpoint_id: str) -> str:
-    """The id of the checkpoint at the bottom of the chain, which has no parent."""
+    """The id of the root of the chain, which has no parent."""
     return lineage(checkpoints, checkpoint_id)[-1].checkpoint_id
 
 
 def restoration_chain(checkpoints: Checkpoints, target_id: str) -> tuple[str, ...]:
-    """The ids to apply in order, the root first and the target last.
+    """The ids of the chain in the order of a restore: the root first, the target last.
 
-    Every one of them must be complete, or there is nothing to restore: `CheckpointError`.
+    `CheckpointError` if one of them is not complete.
     """
     path = lineage(checkpoints, target_id)
     for record in path:
@@ -75,7 +74,7 @@ def chain_size(checkpoints: Checkpoints, target_id: str) -> int:
 
 
 def is_restorable(checkpoints: Checkpoints, checkpoint_id: str) -> bool:
-    """Whether the checkpoint and everything below it are complete."""
+    """Whether the checkpoint and all of its ancestors are complete."""
     try:
         restoration_chain(checkpoints, checkpoint_id)
     except CheckpointError:
@@ -84,7 +83,7 @@ def is_restorable(checkpoints: Checkpoints, checkpoint_id: str) -> bool:
 
 
 def restorable_ids(known: Mapping[str, CheckpointRecord]) -> set[str]:
-    """The ids of all that can be restored: what `is_restorable` says of each, in one pass."""
+    """The ids of all checkpoints for which `is_restorable` holds, in one pass."""
     verdicts: dict[str, bool] = {}
     for name in known:
         path: list[str] = []
@@ -100,7 +99,7 @@ def restorable_ids(known: Mapping[str, CheckpointRecord]) -> set[str]:
                 verdict = False
                 break
             path.append(here)
-            verdicts[here] = False  # coming back here before the verdict is a cycle
+            verdicts[here] = False  # a walk that returns here before the verdict is in a cycle
             here = record.parent_id
         for each in path:
             verdicts[each] = verdict
@@ -108,20 +107,11 @@ def restorable_ids(known: Mapping[str, CheckpointRecord]) -> set[str]:
     return {name for name, verdict in verdicts.items() if verdict}
 
 
-def children_of(checkpoints: Checkpoints) -> dict[str, list[CheckpointRecord]]:
-    """Parent id → the checkpoints that build on it directly."""
-    children: dict[str, list[CheckpointRecord]] = {}
-    for record in by_id(checkpoints).values():
-        if record.parent_id is not None:
-            children.setdefault(record.parent_id, []).append(record)
-    return children
-
-
 def validate_checkpoint(checkpoint: CheckpointRecord, all_checkpoints: Checkpoints) -> None:
     """Raise `CheckpointError` unless the record is consistent in itself and with its chain.
 
-    A complete one has a path; a full one has no parent, an incremental one has; along the chain neither epoch
-    nor step goes back as it grows; nothing that is complete rests on something that is not.
+    A complete checkpoint has a storage path. A full one has no parent, an incremental one has. No checkpoint
+    has a lower epoch or step than its parent. All ancestors of a complete checkpoint are complete.
     """
     name = checkpoint.checkpoint_id
     is_complete = checkpoint.state is CheckpointState.COMPLETE

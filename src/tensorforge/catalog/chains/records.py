@@ -1,4 +1,4 @@
-"""What the catalog knows of a checkpoint, and what callers ask of it. No I/O, no clock."""
+"""The record of a checkpoint, its states and types, and the requests, criteria and policies of callers."""
 
 from __future__ import annotations
 
@@ -11,30 +11,31 @@ from types import MappingProxyType
 
 from tensorforge.errors import ConfigurationError, InvalidInputError
 from tensorforge.lifecycle import Lifecycle
+from tensorforge.validation import is_number, whole_number
 
 
 class CheckpointState(Enum):
-    """How far a checkpoint is; `CHECKPOINT_LIFECYCLE` has the legal moves."""
+    """The state of a checkpoint; `CHECKPOINT_LIFECYCLE` has the legal transitions."""
 
     CREATING = "creating"
-    """Announced: its files may be there in part."""
+    """The save has begun; some files may exist."""
     COMPLETE = "complete"
-    """Committed: its manifest and every file that it names were written."""
+    """The manifest and every file that it lists were written."""
     CORRUPTED = "corrupted"
-    """It, or a checkpoint that it builds on, can no longer be read as it was written."""
+    """The checkpoint, or one of its ancestors, is damaged."""
     DELETED = "deleted"
-    """Gone for every reader; a tombstone remains until its files are removed, and a while longer."""
+    """Readers do not find the checkpoint. Its record remains for a while as a tombstone."""
 
 
 class CheckpointType(Enum):
-    """Why a checkpoint was written, and whether it may lean on another one."""
+    """Why a checkpoint was saved, and whether it may have a parent."""
 
     FULL = "full"
-    """Stands alone."""
+    """Self-contained."""
     INCREMENTAL = "incremental"
-    """Holds what changed since its parent."""
+    """Contains the changes since its parent."""
     EMERGENCY = "emergency"
-    """Written in haste because the process was about to end; with or without a parent."""
+    """Saved because the process was about to end; may have a parent."""
 
 
 CHECKPOINT_LIFECYCLE: Lifecycle[CheckpointState] = Lifecycle(
@@ -55,9 +56,9 @@ CHECKPOINT_LIFECYCLE: Lifecycle[CheckpointState] = Lifecycle(
 class CheckpointRecord:
     """One row of the catalog.
 
-    `size_bytes` counts the bytes that this checkpoint added, not those of the chain below it.
-    `verified_at` is when its bytes were last read back and found intact; `note` says why it is in
-    its state where that needs saying.
+    `size_bytes` counts the bytes of this checkpoint's own files and manifest, not those of its ancestors.
+    `verified_at` is when all of its bytes were last read and found intact. `note` explains the state: why the
+    checkpoint was deleted or is corrupted, or, while it is being created, which process saves it.
     """
 
     checkpoint_id: str
@@ -85,21 +86,21 @@ class CheckpointRecord:
 
     @property
     def is_self_contained(self) -> bool:
-        """Whether it can be restored without any other checkpoint."""
+        """Whether the checkpoint has no parent and can be restored alone."""
         return self.parent_id is None
 
     @property
     def recency(self) -> tuple[int, datetime, str]:
-        """Sort key within a run: the higher step is newer; at one step, the later one."""
+        """The sort key within a run: by step, then by time of creation."""
         return (self.step, self.created_at, self.checkpoint_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CreateCheckpointRequest:
-    """The announcement of a checkpoint.
+    """The request to create the record of a checkpoint.
 
-    `parent_id` is for an incremental one: which checkpoint it builds on. `None` lets the catalog take
-    the newest restorable checkpoint of the run that is not ahead of `step`.
+    `parent_id` is the parent of an incremental checkpoint. With `None` the catalog takes the newest restorable
+    checkpoint of the run that is not after `step`.
     """
 
     training_run_id: str
@@ -113,21 +114,20 @@ class CreateCheckpointRequest:
         _require_position(self.training_run_id, self.epoch, self.step)
         if self.checkpoint_type is CheckpointType.FULL and self.parent_id is not None:
             raise InvalidInputError(
-                f"parent_id = {self.parent_id!r}: a full checkpoint stands alone and has no parent"
+                f"parent_id = {self.parent_id!r}: a full checkpoint has no parent"
             )
         for name, value in self.metrics.items():
-            if isinstance(value, bool) or not isinstance(value, int | float):
+            if not is_number(value):
                 raise InvalidInputError(f"metrics[{name!r}] = {value!r}: must be a number")
         object.__setattr__(self, "metrics", MappingProxyType(dict(self.metrics)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreCriteria:
-    """Which checkpoints may be restored, and which of them are liked better.
+    """Which checkpoints may be restored, and which of them are preferred.
 
-    `require_complete=False` also considers checkpoints that are still being created; corrupted and
-    deleted ones never qualify. `prefer_full` puts any checkpoint that stands alone above any that
-    needs a parent.
+    `require_complete=False` also admits checkpoints that are still being created; corrupted and deleted ones
+    never qualify. `prefer_full` prefers every self-contained checkpoint to every one with a parent.
     """
 
     training_run_id: str
@@ -142,13 +142,13 @@ class RestoreCriteria:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcPolicy:
-    """What is kept of each run.
+    """Which checkpoints of each run are kept.
 
-    `max_checkpoints_per_run`: the newest so many; `None` for no limit.
-    `max_age_seconds`: older ones go even if they are among the newest; `None` for no limit.
-    `keep_best_n`: so many with the best `metric_key` stay whatever their age and rank.
+    `max_checkpoints_per_run`: how many of the newest are kept; `None` for no limit.
+    `max_age_seconds`: older ones are deleted even if they are among the newest; `None` for no limit.
+    `keep_best_n`: how many with the best `metric_key` are kept, whatever their age.
     `metric_ascending`: `True` if lower is better.
-    `abandoned_after_seconds`: a checkpoint that is still being created after this long never will be.
+    `abandoned_after_seconds`: a record that is still in state `CREATING` after this time is deleted.
     """
 
     max_checkpoints_per_run: int | None = 10
@@ -160,14 +160,12 @@ class GcPolicy:
 
     def __post_init__(self) -> None:
         most = self.max_checkpoints_per_run
-        if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-            rule = "must be a whole number of at least 1, or None for no limit"
-            raise ConfigurationError("max_checkpoints_per_run", most, rule)
+        if most is not None:
+            whole_number("max_checkpoints_per_run", most, least=1)
         if self.max_age_seconds is not None and not self.max_age_seconds >= 0:
             rule = "must not be negative, or None for no limit"
             raise ConfigurationError("max_age_seconds", self.max_age_seconds, rule)
-        if isinstance(self.keep_best_n, bool) or not self.keep_best_n >= 0:
-            raise ConfigurationError("keep_best_n", self.keep_best_n, "must be 0 or more")
+        whole_number("keep_best_n", self.keep_best_n, least=0)
         if self.keep_best_n and not self.metric_key:
             rule = "must name the metric that keep_best_n compares"
             raise ConfigurationError("metric_key", self.metric_key, rule)
@@ -177,7 +175,7 @@ class GcPolicy:
 
 
 def metric_of(record: CheckpointRecord, key: str) -> float | None:
-    """The value of a metric, or `None` if it is missing or not a number (NaN is no best)."""
+    """The value of a metric; `None` if it is missing or NaN."""
     value = record.metrics.get(key)
     return None if value is None or math.isnan(value) else float(value)
 
@@ -190,5 +188,4 @@ def _require_name(field_name: str, value: object) -> None:
 def _require_position(run: object, epoch: int, step: int) -> None:
     _require_name("training_run_id", run)
     for name, value in (("epoch", epoch), ("step", step)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InvalidInputError(f"{name} = {value!r}: must be a whole number of at least 0")
+        whole_number(name, value, least=0)

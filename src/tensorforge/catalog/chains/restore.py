@@ -1,4 +1,4 @@
-"""Which checkpoint to restore, why that one, and how long it will take. Pure."""
+"""Chooses the checkpoint to restore, explains the choice, and estimates the duration. Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from tensorforge.catalog.chains.chains import Checkpoints, by_id, lineage, restorable_ids
 from tensorforge.catalog.chains.records import CheckpointRecord, CheckpointState, RestoreCriteria
 from tensorforge.errors import InvalidInputError
+from tensorforge.validation import finite_number
 
 COMPLETENESS = 2.0**42
 SELF_CONTAINED = 2.0**41
@@ -18,13 +19,13 @@ HIGHEST_STEP = 2**40
 
 @dataclass(frozen=True, slots=True)
 class SelectionScore:
-    """A checkpoint's fitness for given criteria, factor by factor; the weights make the order strict.
+    """How well a checkpoint meets the criteria. Each term outweighs all terms below it.
 
-    `completeness`: 2^42 if it is complete, 0 while it is being created. Nothing makes up for it.
-    `type_preference`: 2^41 with `prefer_full` for one that stands alone. Outweighs any number of steps.
-    `recency`: its step (up to 2^40). Less work to do again.
-    `chain`: 1 / (1 + chain length). Decides between checkpoints of one step: fewer links, faster restore.
-    `refusal`: why it does not qualify at all; its total is then minus infinity.
+    `completeness`: 2^42 if the checkpoint is complete, 0 while it is being created.
+    `type_preference`: 2^41 with `prefer_full` if the checkpoint is self-contained.
+    `recency`: the step, up to 2^40; a later step means less work to repeat.
+    `chain`: 1 / (1 + chain length); a shorter chain is restored faster.
+    `refusal`: why the checkpoint does not qualify; the total is then minus infinity.
     """
 
     completeness: float
@@ -35,7 +36,7 @@ class SelectionScore:
 
     @property
     def total(self) -> float:
-        """The sum of the factors; minus infinity for what does not qualify."""
+        """The sum of the terms; minus infinity for a checkpoint that does not qualify."""
         if self.refusal:
             return -math.inf
         return self.completeness + self.type_preference + self.recency + self.chain
@@ -44,7 +45,7 @@ class SelectionScore:
 def score_checkpoint(
     checkpoint: CheckpointRecord, criteria: RestoreCriteria, links: int | None = None
 ) -> SelectionScore:
-    """Score one checkpoint. `links` is its chain length; unknown, a parent counts as one more link."""
+    """Score one checkpoint. `links` is the length of its chain; with `None` a parent counts as one link."""
     length = links if links is not None else (1 if checkpoint.is_self_contained else 2)
     preferred = criteria.prefer_full and checkpoint.is_self_contained
     return SelectionScore(
@@ -59,7 +60,7 @@ def score_checkpoint(
 def selection_score(
     checkpoint: CheckpointRecord, criteria: RestoreCriteria, links: int | None = None
 ) -> float:
-    """The total of `score_checkpoint`: higher fits better, minus infinity does not qualify."""
+    """The total of `score_checkpoint`: higher is better, minus infinity does not qualify."""
     return score_checkpoint(checkpoint, criteria, links).total
 
 
@@ -69,7 +70,7 @@ def _refusal(checkpoint: CheckpointRecord, criteria: RestoreCriteria) -> str:
     if checkpoint.state in (CheckpointState.CORRUPTED, CheckpointState.DELETED):
         return f"it is {checkpoint.state.value}"
     if criteria.require_complete and checkpoint.state is not CheckpointState.COMPLETE:
-        return f"it is {checkpoint.state.value}, and only complete ones were asked for"
+        return f"it is {checkpoint.state.value}, and only complete ones qualify"
     if criteria.max_epoch is not None and checkpoint.epoch > criteria.max_epoch:
         return f"its epoch {checkpoint.epoch} is beyond {criteria.max_epoch}"
     if criteria.max_step is not None and checkpoint.step > criteria.max_step:
@@ -79,23 +80,23 @@ def _refusal(checkpoint: CheckpointRecord, criteria: RestoreCriteria) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RestoreCandidate:
-    """A checkpoint that was considered, its score, and the chain that restoring it would read."""
+    """A checkpoint that could be restored, its score, and the chain that a restore would read."""
 
     record: CheckpointRecord
     score: SelectionScore
     chain: tuple[CheckpointRecord, ...]
-    """Root first; empty if it does not qualify."""
+    """The root comes first; empty if the checkpoint does not qualify."""
 
     @property
     def bytes_to_read(self) -> int:
-        """What the whole chain occupies."""
+        """The size of all checkpoints in the chain."""
         return sum(record.size_bytes for record in self.chain)
 
 
 def rank_candidates(
     checkpoints: Checkpoints, criteria: RestoreCriteria
 ) -> tuple[RestoreCandidate, ...]:
-    """All checkpoints of the run, best first, those that do not qualify last with the reason."""
+    """All checkpoints of the run, best first; those that do not qualify come last, with the reason."""
     known = by_id(checkpoints)
     intact = restorable_ids(known)
     found = [
@@ -136,15 +137,14 @@ def estimate_restore_time(
     if not bytes_per_ms > 0:
         raise InvalidInputError(f"bytes_per_ms = {bytes_per_ms}: must be positive")
     for name, value in (("base_ms", base_ms), ("per_checkpoint_ms", per_checkpoint_ms)):
-        if not 0 <= value < math.inf:
-            raise InvalidInputError(f"{name} = {value}: must be finite and not negative")
+        finite_number(name, value, least=0)
     transfer = sum(record.size_bytes for record in records) / bytes_per_ms
     return math.ceil(base_ms + per_checkpoint_ms * len(records) + transfer)
 
 
 @dataclass(frozen=True, slots=True)
 class RestoreMeasurement:
-    """One restore that happened: how many links and bytes it read, and how long it took."""
+    """A measured restore: how many checkpoints and bytes it read, and how long it took."""
 
     links: int
     bytes_read: int
@@ -153,7 +153,7 @@ class RestoreMeasurement:
 
 @dataclass(frozen=True, slots=True)
 class RestoreRates:
-    """The figures that `estimate_restore_time` takes, and how many restores they rest on."""
+    """The parameters of `estimate_restore_time`, and the number of restores they were computed from."""
 
     base_ms: float
     per_checkpoint_ms: float
@@ -166,10 +166,10 @@ class RestoreRates:
 
 
 def rates_from(measurements: Sequence[RestoreMeasurement]) -> RestoreRates | None:
-    """Rates fitted to the restores that happened; `None` if none of them read anything.
+    """Rates from measured restores; `None` if none of them read any bytes.
 
-    The byte rate is the median over the restores with the fewest links; what longer chains took beyond it
-    is the cost of a link. Fixed costs of a restore are part of the byte rate, so the base is 0.
+    The byte rate is the median over the restores with the shortest chain. The additional time of longer chains
+    gives the time per checkpoint. Fixed costs of a restore are part of the byte rate, so the base is 0.
     """
     usable = [m for m in measurements if m.bytes_read > 0 and m.seconds > 0 and m.links > 0]
     if not usable:

@@ -1,12 +1,12 @@
-"""Retention: from the records of a run to what is kept and what goes, each with its reasons. Pure.
+"""Retention: decides which checkpoints of a run are kept and which are deleted, with reasons. Pure.
 
-The order of the rules:
+The rules, in order:
 
-1. What is being created is left alone until it counts as abandoned.
-2. What cannot be restored goes: it is corrupted, or a part of its chain is missing.
-3. Of the rest, what is too old, or beyond the newest so many, may go ...
-4. ... unless it is the newest restorable one, the newest verified one, or among the best.
-5. Whatever a kept checkpoint builds on is kept too.
+1. A checkpoint that is being created is kept until it counts as abandoned.
+2. A checkpoint that cannot be restored is deleted: it or one of its ancestors is corrupted or missing.
+3. Of the others, those that are too old or not among the newest are deleted,
+4. except the newest restorable one, the newest verified one, and the best by the policy's metric.
+5. The ancestors of a kept checkpoint are kept.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from tensorforge.catalog.chains.records import (
 
 @dataclass(frozen=True, slots=True)
 class RetentionDecision:
-    """The fate of one checkpoint and why."""
+    """Whether one checkpoint is kept, and why."""
 
     record: CheckpointRecord
     keep: bool
@@ -34,7 +34,7 @@ class RetentionDecision:
 
     @property
     def checkpoint_id(self) -> str:
-        """The id of the checkpoint that was judged."""
+        """The id of the checkpoint."""
         return self.record.checkpoint_id
 
 
@@ -46,10 +46,10 @@ def is_gc_eligible(
     is_best: bool,
     newer: int = 0,
 ) -> bool:
-    """Whether the policy lets a single checkpoint go, its chain aside.
+    """Whether the policy deletes a checkpoint, if no other one builds on it.
 
-    `latest_step` is the step of the newest restorable checkpoint of the run, which never goes;
-    `is_best` says that this one is among the best; `newer` is how many restorable ones are newer.
+    `latest_step` is the step of the newest restorable checkpoint of the run, which is never deleted. `is_best`
+    says whether this one is among the best. `newer` is the number of newer restorable checkpoints.
     """
     return bool(_grounds(checkpoint, policy, latest_step, now, is_best, newer))
 
@@ -57,9 +57,9 @@ def is_gc_eligible(
 def decide_retention(
     records: Iterable[CheckpointRecord], policy: GcPolicy, now: datetime
 ) -> tuple[RetentionDecision, ...]:
-    """Judge all records of one run, newest first; those already deleted are left out.
+    """The decisions about all records of one run, newest first, without deleted ones.
 
-    After the deletions every kept incremental checkpoint still has its whole chain.
+    All ancestors of a checkpoint that is kept are kept, too.
     """
     live = [record for record in records if record.state is not CheckpointState.DELETED]
     known = by_id(live)
@@ -89,7 +89,7 @@ def _decide(
         return RetentionDecision(record, False, grounds)
     if not reasons:
         creating = record.state is CheckpointState.CREATING
-        reasons.append("it is being written" if creating else "within age and number")
+        reasons.append("it is being created" if creating else "within the limits of age and number")
     return RetentionDecision(record, True, tuple(reasons))
 
 
@@ -112,9 +112,9 @@ def _protections(
 def best_by_metric(
     records: Iterable[CheckpointRecord], policy: GcPolicy
 ) -> tuple[CheckpointRecord, ...]:
-    """The best `keep_best_n` by the policy's metric, best first; of equals, the newer.
+    """The best `keep_best_n` by the policy's metric, best first; of equal ones the newer comes first.
 
-    A missing metric or NaN never qualifies.
+    A checkpoint without the metric, or with NaN, never qualifies.
     """
     ranked = []
     for record in records:
@@ -158,7 +158,7 @@ def _grounds(
     age = (now - record.created_at).total_seconds()
     if record.state is CheckpointState.CREATING:
         if age > policy.abandoned_after_seconds:
-            return (f"it was begun {_readable(age)} ago and never completed",)
+            return (f"it was begun {_readable(age)} ago and not completed",)
         return ()
     if record.state is CheckpointState.CORRUPTED:
         return (f"it is corrupted{': ' + record.note if record.note else ''}",)
@@ -177,11 +177,11 @@ def _grounds(
 def _needed_by(
     kept: set[str], known: Mapping[str, CheckpointRecord], intact: set[str]
 ) -> dict[str, str]:
-    """Ancestor → a kept checkpoint that builds on it, for the restorable among the kept."""
+    """Id of an ancestor → id of a kept, restorable checkpoint that builds on it."""
     needed: dict[str, str] = {}
     for name in sorted(kept):
         parent_id = known[name].parent_id
-        # One that is being created on a broken chain will not be completed: it needs nothing.
+        # A checkpoint that is being created on a broken chain cannot be completed, so it needs no ancestors.
         if parent_id is None or parent_id not in intact:
             continue
         for ancestor in lineage(known, parent_id):

@@ -1,8 +1,8 @@
-"""When to checkpoint: every so many steps, every so many seconds, or as often as it pays. Pure.
+"""Decides when to save: after a number of steps or seconds, or at the interval that wastes least time. Pure.
 
-It pays at the interval of Young and Daly: saving more often costs more than it saves, saving less often
-loses more work to failures than it spares. The optimum follows from two measured figures: what a save
-costs the training, and the mean time between failures.
+That interval is the one of Young and Daly. Saving more often costs more time than it protects; saving less
+often loses more work to failures than it gains. The interval follows from two measured values: how long a
+save stops training, and the mean time between failures.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ import math
 from dataclasses import dataclass
 
 from tensorforge.errors import ConfigurationError, InvalidInputError
+from tensorforge.validation import finite_number
 
 
 def young_daly_interval(save_seconds: float, mtbf_seconds: float) -> float:
-    """Seconds of work between two saves that waste the least time (Daly's higher-order estimate).
+    """The seconds of work between two saves that waste the least time (Daly's higher-order estimate).
 
-    With cost d and mean time between failures M: `sqrt(2dM) * (1 + sqrt(d/2M)/3 + (d/2M)/9) - d` while
-    d < 2M, and M beyond, where saves take so long that the system hardly moves anyway.
+    With cost d and mean time between failures M: `sqrt(2dM) * (1 + sqrt(d/2M)/3 + (d/2M)/9) - d` for d < 2M,
+    and M otherwise.
     """
     for name, value in (("save_seconds", save_seconds), ("mtbf_seconds", mtbf_seconds)):
-        if not 0 < value < math.inf:
-            raise InvalidInputError(f"{name} = {value}: must be positive and finite")
+        finite_number(name, value, above=0)
     if save_seconds >= 2 * mtbf_seconds:
         return mtbf_seconds
     ratio = save_seconds / (2 * mtbf_seconds)
@@ -30,10 +30,10 @@ def young_daly_interval(save_seconds: float, mtbf_seconds: float) -> float:
 
 
 def estimate_mtbf(failures: int, observed_seconds: float, prior_seconds: float = 86_400.0) -> float:
-    """The mean time between failures after `failures` in `observed_seconds`.
+    """The mean time between failures, from the number of failures in `observed_seconds`.
 
-    Starts from the assumption of one failure in `prior_seconds`, which observation soon outweighs;
-    without it, a run that has not failed yet would seem to never fail.
+    The estimate assumes one more failure in `prior_seconds`, which observation soon outweighs; without it a run
+    without failures would have an infinite mean time.
     """
     if failures < 0 or not observed_seconds >= 0 or not prior_seconds > 0:
         raise InvalidInputError(
@@ -45,7 +45,7 @@ def estimate_mtbf(failures: int, observed_seconds: float, prior_seconds: float =
 
 @dataclass(frozen=True, slots=True)
 class ScheduleDecision:
-    """Whether a checkpoint is due, and why. Its truth value is `due`."""
+    """Whether a checkpoint is due, and why. The truth value is `due`."""
 
     due: bool
     reason: str
@@ -56,10 +56,10 @@ class ScheduleDecision:
 
 @dataclass(frozen=True, slots=True)
 class TrainingProgress:
-    """Where training stands, in steps and in monotonic seconds, now and at the last checkpoint.
+    """The position of training, in steps and in monotonic seconds, now and at the last checkpoint.
 
-    `save_seconds` is what the last saves cost the training (its stall, not the background write);
-    `failures` and `observed_seconds` are what was seen of the cluster so far.
+    `save_seconds` is how long the last saves stopped training, without their work in the background.
+    `failures` is the number of failures in `observed_seconds`.
     """
 
     step: int
@@ -73,10 +73,11 @@ class TrainingProgress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSchedule:
-    """The rules by which a checkpoint falls due; the first that holds decides.
+    """When a checkpoint is due: as soon as one of the rules that are set says so.
 
-    `every_steps`, `every_seconds`: as they say. `optimal`: at the Young-Daly interval, kept within
-    `min_seconds` and `max_seconds`; the first save, before any cost is known, comes after `min_seconds`.
+    `every_steps`, `every_seconds`: after this many steps or seconds. `optimal`: at the Young-Daly interval,
+    limited by `min_seconds` and `max_seconds`; the first save, before one was measured, is due after
+    `min_seconds`.
     """
 
     every_steps: int | None = None
@@ -98,7 +99,7 @@ class CheckpointSchedule:
             raise ConfigurationError("every_steps", None, rule)
 
     def should_checkpoint(self, progress: TrainingProgress) -> ScheduleDecision:
-        """Whether a checkpoint is due. Nothing is, before a step was made since the last one."""
+        """Whether a checkpoint is due. None is due before the first step after the last checkpoint."""
         steps = progress.step - progress.last_step
         seconds = progress.now - progress.last_time
         if steps <= 0:
@@ -116,7 +117,7 @@ class CheckpointSchedule:
         return ScheduleDecision(False, f"{steps} steps and {seconds:.1f} s passed: not yet")
 
     def optimal_seconds(self, progress: TrainingProgress) -> float:
-        """The interval that `optimal` goes by, from what was measured so far."""
+        """The interval of the rule `optimal`, from the measurements so far."""
         if not progress.save_seconds:
             return self.min_seconds
         mtbf = estimate_mtbf(progress.failures, progress.observed_seconds)

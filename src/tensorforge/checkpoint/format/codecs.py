@@ -1,4 +1,4 @@
-"""How a chunk's bytes are stored: as they are, or smaller. A registry, so that others can be added."""
+"""Codecs: how the bytes of a chunk are compressed for storage."""
 
 from __future__ import annotations
 
@@ -8,35 +8,35 @@ import zstandard
 
 from tensorforge.checkpoint.format.formats import CompressionLevel
 from tensorforge.checkpoint.format.manifest import RAW
-from tensorforge.errors import EncodingError, InvalidInputError
+from tensorforge.errors import EncodingError
 
 
 class Codec(Protocol):
-    """One encoding. `name` stands in manifests, so it never changes its meaning.
+    """One encoding of bytes.
 
-    A codec with `needs_base` stores a difference; both calls then get the bytes that it is taken from, as
-    long as the chunk itself.
+    A codec with `needs_base` stores the difference between a chunk and a base of the same length, which
+    `encode` and `decode` then both receive.
     """
 
     @property
     def name(self) -> str:
-        """What manifests call it."""
+        """The name in manifests. The meaning of a name never changes."""
 
     @property
     def needs_base(self) -> bool:
-        """Whether it stores a difference."""
+        """Whether the codec stores a difference."""
 
     def encode(self, raw: memoryview, item_size: int, base: memoryview | None = None) -> bytes:
-        """The bytes to store for `raw`, whose elements have `item_size` bytes."""
+        """The bytes to store for `raw`, whose elements are `item_size` bytes long."""
 
     def decode(
         self, stored: memoryview, into: memoryview, item_size: int, base: memoryview | None = None
     ) -> None:
-        """Fill `into` exactly; `EncodingError` if `stored` holds more, less or nonsense."""
+        """Fill `into` exactly; `EncodingError` if `stored` decodes to another length or not at all."""
 
 
 class ZstdCodec:
-    """Zstandard after grouping the bytes of all elements by their place, which suits numbers."""
+    """Zstandard on grouped bytes (see `group_bytes`), which compresses numbers better than plain Zstandard."""
 
     name = "grouped-zstd"
     needs_base = False
@@ -45,7 +45,7 @@ class ZstdCodec:
         self._level = level
 
     def encode(self, raw: memoryview, item_size: int, base: memoryview | None = None) -> bytes:  # noqa: ARG002
-        """Group and compress."""
+        """Group the bytes and compress them."""
         return zstandard.ZstdCompressor(level=self._level).compress(group_bytes(raw, item_size))
 
     def decode(
@@ -55,21 +55,21 @@ class ZstdCodec:
         item_size: int,
         base: memoryview | None = None,  # noqa: ARG002
     ) -> None:
-        """Decompress no more than fits, then put the bytes back in their order."""
+        """Decompress at most `len(into)` bytes and restore their order."""
         ungroup_bytes(decompress(stored, len(into)), into, item_size)
 
 
 class DifferenceCodec:
-    """What changed since a base: the exclusive or of both, grouped and compressed.
+    """The exclusive or of a chunk and its base, grouped and compressed.
 
-    Numbers that hardly moved keep their high bytes, and rows that did not move at all are zeros.
+    A number that changed little has equal high bytes in both, and an unchanged row becomes zeros.
     """
 
     name = "xor-grouped-zstd"
     needs_base = True
 
     def encode(self, raw: memoryview, item_size: int, base: memoryview | None = None) -> bytes:
-        """Compress the difference to `base`."""
+        """Compress the difference between `raw` and `base`."""
         changed = exclusive_or(raw, base)
         return zstandard.ZstdCompressor(level=1).compress(group_bytes(changed, item_size))
 
@@ -84,7 +84,7 @@ class DifferenceCodec:
 def exclusive_or(
     left: memoryview, right: memoryview | None, into: memoryview | None = None
 ) -> memoryview:
-    """The bytes that differ between two buffers of one length, in `into` or a new one."""
+    """The exclusive or of two buffers of equal length, written to `into` or to a new buffer."""
     if right is None or len(right) != len(left):
         raise EncodingError(f"a difference of {len(left)} bytes needs a base of that length")
     import numpy as np
@@ -99,21 +99,21 @@ def exclusive_or(
 
 
 def decompress(stored: memoryview, size: int) -> bytes:
-    """Decompress one frame that must hold exactly `size` bytes; never allocates more than that."""
+    """Decompress one Zstandard frame of exactly `size` bytes; never allocates more than that."""
     try:
-        promised = zstandard.get_frame_parameters(stored).content_size
-        if promised != size:
-            raise EncodingError(f"the frame holds {promised} bytes instead of {size}")
+        declared = zstandard.get_frame_parameters(stored).content_size
+        if declared != size:
+            raise EncodingError(f"the frame declares {declared} bytes instead of {size}")
         content = zstandard.ZstdDecompressor().decompress(stored, max_output_size=size)
     except zstandard.ZstdError as error:
         raise EncodingError(f"the frame cannot be decompressed: {error}") from error
     if len(content) != size:
-        raise EncodingError(f"the frame holds {len(content)} bytes, although it promises {size}")
+        raise EncodingError(f"the frame has {len(content)} bytes, although it declares {size}")
     return content
 
 
 def group_bytes(raw: memoryview, item_size: int) -> bytes | memoryview:
-    """All first bytes of the elements, then all second bytes, and so on."""
+    """The first bytes of all elements, then the second bytes of all elements, and so on."""
     if item_size == 1:
         return raw
     import numpy as np
@@ -122,13 +122,13 @@ def group_bytes(raw: memoryview, item_size: int) -> bytes | memoryview:
 
 
 def ungroup_bytes(grouped: bytes, into: memoryview, item_size: int) -> None:
-    """The inverse of `group_bytes`, into a buffer."""
+    """The inverse of `group_bytes`, written to a buffer."""
     import numpy as np
 
     planes = np.frombuffer(grouped, np.uint8).reshape(item_size, -1)
     elements = np.frombuffer(into, np.uint8).reshape(-1, item_size)
-    for place in range(item_size):  # plane by plane: five times as fast as one transposed copy
-        elements[:, place] = planes[place]
+    for index in range(item_size):  # plane by plane: five times as fast as one transposed copy
+        elements[:, index] = planes[index]
 
 
 _LEVELS = {
@@ -144,22 +144,14 @@ _CODECS: dict[str, Codec] = {
 
 
 def encoder_for(level: CompressionLevel) -> Codec | None:
-    """The codec that saves at a level, `None` for no compression."""
+    """The codec for saving at a level; `None` for no compression."""
     return ZstdCodec(_LEVELS[level]) if level in _LEVELS else None
 
 
 def codec_named(name: str) -> Codec:
-    """The codec that manifests call `name`; `EncodingError` if nobody registered it."""
+    """The codec with this name in manifests; `EncodingError` if there is none."""
     codec = _CODECS.get(name)
     if codec is None:
         known = ", ".join(sorted([RAW, *_CODECS]))
         raise EncodingError(f"unknown codec {name!r}; known are {known}")
     return codec
-
-
-def register_codec(codec: Codec) -> None:
-    """Make a codec readable; registering another one under a taken name is an error."""
-    taken = _CODECS.get(codec.name)
-    if codec.name == RAW or (taken is not None and type(taken) is not type(codec)):
-        raise InvalidInputError(f"the codec name {codec.name!r} is taken")
-    _CODECS[codec.name] = codec

@@ -1,7 +1,7 @@
-"""Where pieces of tensors lie in a file. Pure.
+"""The layout of data files: where each box of a tensor is in its file, and how files are named.
 
-A file is a safetensors file: eight bytes with the length of a JSON header, the header, then the pieces without
-gaps. The header is padded with spaces so that the data begins at a multiple of `ALIGNMENT`.
+A data file is a safetensors file: eight bytes with the length of a JSON header, the header, then the boxes
+without gaps. The header is padded with spaces so that the data begins at a multiple of `ALIGNMENT`.
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tensorforge.checkpoint.format.boxes import Box, Shape, split
-from tensorforge.checkpoint.format.dtypes import ITEM_SIZES
-from tensorforge.checkpoint.save.assignment import Holding
+from tensorforge.checkpoint.format.boxes import Box, Shape, TensorBox, split
+from tensorforge.checkpoint.format.formats import ITEM_SIZES
 from tensorforge.errors import InvalidInputError
 
 ALIGNMENT = 4096
 CHUNK_BYTES = 8 << 20
-"""A chunk's size at most: what is verified, and therefore read, as a whole. No more than a block of writing."""
+"""The maximum size of a chunk, which is read and verified as a unit. Must not exceed a block of writing."""
 
 MODEL = "model/"
 OPTIMIZER = "optimizer/"
@@ -26,8 +25,8 @@ RANDOM = "rng/"
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
-    """A piece of a tensor at its place in a file."""
+class PlacedBox:
+    """A box of a tensor and the position of its first byte in a file."""
 
     name: str
     dtype: str
@@ -37,16 +36,16 @@ class Segment:
 
     @property
     def length(self) -> int:
-        """The piece's size in bytes."""
+        """The size of the box in bytes."""
         return self.box.size * ITEM_SIZES[self.dtype]
 
     @property
     def stop(self) -> int:
-        """One past the piece's last byte in the file."""
+        """The position after the last byte of the box in the file."""
         return self.start + self.length
 
     def chunks(self) -> Iterator[tuple[Box, int, int]]:
-        """The chunks of the piece: box, start in the file, length."""
+        """The chunks that the box is stored in: box, start in the file, length."""
         item = ITEM_SIZES[self.dtype]
         start = self.start
         for box in split(self.box, CHUNK_BYTES // item):
@@ -56,71 +55,69 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """A file before it is written: its header's bytes and what follows them."""
+    """The layout of one file: the bytes of its header, and the boxes that follow in order."""
 
     key: str
     header: bytes
-    segments: tuple[Segment, ...]
+    boxes: tuple[PlacedBox, ...]
 
     @property
     def size(self) -> int:
-        """The file's size."""
-        return self.segments[-1].stop if self.segments else len(self.header)
+        """The size of the file in bytes."""
+        return self.boxes[-1].stop if self.boxes else len(self.header)
 
 
 def plan_file(
     key: str,
-    pieces: Sequence[Holding],
+    boxes: Sequence[TensorBox],
     *,
     headless: bool = False,
     ties: Mapping[str, str] | None = None,
 ) -> FilePlan:
-    """Lay pieces out in one safetensors file, the widest elements first so that all are aligned.
+    """Lay boxes out in one safetensors file, those with the widest elements first so that all are aligned.
 
-    A `headless` file is only the pieces' bytes. `ties` are other names of tensors, name → name in the
-    file; the header mentions those of whole tensors in the way that safetensors does.
+    A `headless` file has only the bytes of the boxes. `ties` maps further names of tensors to their names
+    in the file; the header lists those of complete tensors in its metadata, as safetensors does.
     """
-    ordered = sorted(pieces, key=lambda p: (-ITEM_SIZES[p.dtype], p.name, p.box))
+    ordered = sorted(boxes, key=lambda b: (-ITEM_SIZES[b.dtype], b.name, b.box))
     header = b"" if headless else _header(ordered, ties or {})
-    segments, start = [], len(header)
-    for piece in ordered:
-        segment = Segment(piece.name, piece.dtype, piece.shape, piece.box, start)
-        segments.append(segment)
-        start = segment.stop
-    return FilePlan(key, header, tuple(segments))
+    placed, start = [], len(header)
+    for each in ordered:
+        placed.append(PlacedBox(each.name, each.dtype, each.shape, each.box, start))
+        start = placed[-1].stop
+    return FilePlan(key, header, tuple(placed))
 
 
-def _header(pieces: Sequence[Holding], ties: Mapping[str, str]) -> bytes:
-    whole = {piece.name for piece in pieces if piece.extent == piece.shape}
+def _header(boxes: Sequence[TensorBox], ties: Mapping[str, str]) -> bytes:
+    complete = {each.name for each in boxes if each.is_complete}
     tied = {
         name.removeprefix(MODEL): first.removeprefix(MODEL)
         for name, first in sorted(ties.items())
-        if first in whole
+        if first in complete
     }
     entries: dict[str, object] = {"__metadata__": {**tied, "format": "pt"}}
     position = 0
-    for piece in pieces:
-        name = name_in_file(piece.name, piece.shape, piece.box)
+    for each in boxes:
+        name = name_in_file(each)
         if name in entries:
             raise InvalidInputError(f"two tensors would be called {name!r} in one file")
-        length = piece.box.size * ITEM_SIZES[piece.dtype]
         entries[name] = {
-            "dtype": piece.dtype,
-            "shape": piece.box.shape,
-            "data_offsets": (position, position + length),
+            "dtype": each.dtype,
+            "shape": each.extent,
+            "data_offsets": (position, position + each.nbytes),
         }
-        position += length
+        position += each.nbytes
     text = msgspec.json.encode(entries)
     padding = -(8 + len(text)) % ALIGNMENT
     return (len(text) + padding).to_bytes(8, "little") + text + b" " * padding
 
 
-def name_in_file(name: str, shape: Shape, box: Box) -> str:
-    """A model's tensor keeps its own name; a part of one says which part it is."""
-    plain = name.removeprefix(MODEL)
-    if box == Box.whole(shape):
+def name_in_file(box: TensorBox) -> str:
+    """The name of a box in a file's header: the model's own name, with the index ranges if incomplete."""
+    plain = box.name.removeprefix(MODEL)
+    if box.is_complete:
         return plain
-    ranges = ",".join(f"{a}:{b}" for a, b in zip(box.offset, box.stop, strict=True))
+    ranges = ",".join(f"{a}:{b}" for a, b in zip(box.offset, box.box.stop, strict=True))
     return f"{plain}[{ranges}]"
 
 
@@ -135,17 +132,17 @@ def single_key(prefix: str, *, compressed: bool) -> str:
 
 
 def consolidated_key(prefix: str, kind: str, number: int, total: int, *, compressed: bool) -> str:
-    """The file `number` (from 1) of the consolidated layout; `kind` is model or optimizer."""
+    """File `number` (from 1) of the consolidated layout; `kind` is model or optimizer."""
     return f"{prefix}/{kind}-{number:05}-of-{total:05}.{_extension(compressed=compressed)}"
 
 
 def index_key(prefix: str) -> str:
-    """The consolidated layout's index, by the name that other libraries look for."""
+    """The index of the consolidated layout, under the name that Hugging Face libraries look for."""
     return f"{prefix}/model.safetensors.index.json"
 
 
 def index_document(weight_map: Mapping[str, str], total_size: int) -> bytes:
-    """The consolidated layout's index: which tensor lies in which file."""
+    """The content of that index: tensor name → file name."""
     document = {
         "metadata": {"total_size": total_size},
         "weight_map": dict(sorted(weight_map.items())),
@@ -153,8 +150,8 @@ def index_document(weight_map: Mapping[str, str], total_size: int) -> bytes:
     return msgspec.json.format(msgspec.json.encode(document), indent=2)
 
 
-def part_key(prefix: str, rank: int) -> str:
-    """Where a rank leaves the pieces that another one has to put together."""
+def exchange_key(prefix: str, rank: int) -> str:
+    """The temporary file in which a rank leaves boxes for other ranks to write."""
     return f"{prefix}/part-{rank:05}.bin"
 
 

@@ -1,9 +1,9 @@
-"""What a checkpoint is: one JSON document that says where every byte of every tensor lies.
+"""The manifest: the JSON document of a checkpoint, which says where every byte of every tensor is stored.
 
     {"checksum":"xxh3_128:…","body":{…}}
 
-The checksum covers the body's bytes as they stand, and the rest of the document is fixed, so that no
-flipped bit goes unnoticed. Nothing in it is ever executed. `docs/checkpoint-format.md` explains the fields.
+The checksum covers the bytes of the body, and the rest of the document is constant, so that a reader notices
+every flipped bit. Reading a manifest executes nothing. `docs/checkpoint-format.md` explains the fields.
 """
 
 from __future__ import annotations
@@ -16,20 +16,21 @@ import msgspec
 import xxhash
 
 from tensorforge.checkpoint.format.boxes import Box, check_partition
-from tensorforge.checkpoint.format.dtypes import ITEM_SIZES
+from tensorforge.checkpoint.format.formats import ITEM_SIZES
 from tensorforge.errors import CheckpointError, CheckpointErrorType, InvalidInputError
 from tensorforge.storage.blobs import Buffer, validate_key
 
-Part = TypeVar("Part")
+Content = TypeVar("Content")
 
 VERSION = 1
 OLDEST_VERSION = 1
 SUFFIX = ".metadata.json"
+"""The key of a manifest is the checkpoint's prefix and this suffix."""
 CHECKSUM = "xxh3_128"
 RAW = "raw"
 
 MAX_CHUNK_BYTES = 64 << 20
-"""No chunk is stored in more or decodes to more: a hostile manifest cannot ask for much memory at once."""
+"""The limit on a chunk, stored and decoded, so that a hostile manifest cannot demand much memory at once."""
 
 _MAX_ELEMENTS = 1 << 60
 _MAX_CHAIN = 1000
@@ -39,17 +40,17 @@ _MIDDLE = b'","body":'
 
 
 Moment = Annotated[datetime, msgspec.Meta(tz=True)]
-"""With a time zone: others cannot be compared."""
+"""A time with a time zone, so that any two can be compared."""
 
 
 class _Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Strict: an unknown field is an error."""
+    """The base of everything in a manifest: an unknown field is an error, a default is left out."""
 
 
 class FileEntry(_Record, frozen=True):
-    """A file of the checkpoint. The bytes before the first chunk are its header, with a checksum of their own.
+    """A file with chunks of the checkpoint. Its first `header` bytes have a checksum of their own.
 
-    `owner` is the prefix of the checkpoint that the file belongs to, if it is not this one.
+    `owner` is the prefix of the checkpoint that wrote the file, or `None` if that is this checkpoint.
     """
 
     key: str
@@ -60,10 +61,10 @@ class FileEntry(_Record, frozen=True):
 
 
 class StoredBytes(_Record, frozen=True):
-    """Bytes in a file: where, how encoded, and the checksum of what lies there.
+    """A range of bytes in a file: its place, its codec, and the checksum of the bytes as they are stored.
 
-    `digest` is the checksum of the decoded bytes (left out for `raw`, where both are one); `base` says what
-    a difference was taken from.
+    `digest` is the checksum of the decoded bytes; with codec `raw` both are equal and it is left out.
+    With a codec that stores a difference, `base` is what the difference was computed from.
     """
 
     file: int
@@ -76,12 +77,12 @@ class StoredBytes(_Record, frozen=True):
 
     @property
     def content(self) -> str:
-        """The checksum of the decoded bytes: equal for equal content."""
+        """The checksum of the decoded bytes, which is equal for equal content."""
         return self.digest or self.checksum
 
 
 class ChunkMetadata(_Record, frozen=True):
-    """A box of a tensor and the bytes that hold its elements in row-major order."""
+    """A chunk: a box of a tensor, and where its elements are stored in row-major order."""
 
     offset: tuple[int, ...]
     shape: tuple[int, ...]
@@ -89,12 +90,12 @@ class ChunkMetadata(_Record, frozen=True):
 
     @property
     def box(self) -> Box:
-        """The indices that the chunk holds."""
+        """The indices of the chunk's elements."""
         return Box(self.offset, self.shape)
 
 
 class TensorMetadata(_Record, frozen=True):
-    """A tensor's type, its whole shape, and the chunks that add up to it."""
+    """A tensor's element type, its global shape, and the chunks that together cover it."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -102,12 +103,12 @@ class TensorMetadata(_Record, frozen=True):
 
     @property
     def nbytes(self) -> int:
-        """The size of the whole tensor."""
-        return Box.whole(self.shape).size * ITEM_SIZES[self.dtype]
+        """The size of the complete tensor in bytes."""
+        return Box.full(self.shape).size * ITEM_SIZES[self.dtype]
 
 
 class ShardData(_Record, frozen=True):
-    """What one rank contributes to a checkpoint: the files that it wrote and the chunks in them."""
+    """The contribution of one rank to a checkpoint: the files that the rank wrote and the chunks in them."""
 
     rank: int
     files: tuple[FileEntry, ...]
@@ -115,7 +116,11 @@ class ShardData(_Record, frozen=True):
 
 
 class CheckpointManifest(_Record, frozen=True, kw_only=True):
-    """Everything about a checkpoint except its tensors' bytes."""
+    """Everything about a checkpoint except the bytes of its tensors.
+
+    `state` has the trees of the model, the optimizer and the random generators, with names in place of
+    tensors. `parent` is the prefix of the checkpoint that an incremental one was saved on top of.
+    """
 
     version: int
     prefix: str
@@ -133,7 +138,7 @@ class CheckpointManifest(_Record, frozen=True, kw_only=True):
 
     @property
     def key(self) -> str:
-        """Where the manifest itself is stored."""
+        """The key under which the manifest is stored."""
         return manifest_key(self.prefix)
 
     @property
@@ -147,7 +152,7 @@ class CheckpointManifest(_Record, frozen=True, kw_only=True):
 
 
 class ManifestSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What is known of a checkpoint without looking at its tensors."""
+    """The fields of a manifest that a list of checkpoints needs; its tensors are not decoded."""
 
     version: int
     prefix: str
@@ -167,65 +172,70 @@ def _own_size(files: tuple[FileEntry, ...]) -> int:
 
 
 def manifest_key(prefix: str) -> str:
-    """Where the manifest of the checkpoint called `prefix` is stored."""
+    """The key under which the manifest of the checkpoint `prefix` is stored."""
     return validate_key(f"{prefix}{SUFFIX}")
 
 
 def checksum(data: Buffer) -> str:
-    """The checksum that this version uses, of any bytes."""
+    """The checksum of some bytes, by the algorithm named `CHECKSUM`."""
     return xxhash.xxh3_128_hexdigest(data)
 
 
 def running_checksum() -> xxhash.xxh3_128:
-    """The same checksum of bytes that come in pieces: `update`, then `hexdigest`."""
+    """The same checksum for bytes that arrive one buffer at a time: `update`, then `hexdigest`."""
     return xxhash.xxh3_128()
 
 
 def merge_shards(
     shards: list[ShardData],
 ) -> tuple[tuple[FileEntry, ...], dict[str, TensorMetadata]]:
-    """The files and the tensors of all ranks together; each chunk's file number is moved along."""
+    """The files of all ranks in one list, and the tensors of all ranks with chunks that refer to that list.
+
+    `InvalidInputError` if two ranks disagree about a tensor's type or shape.
+    """
     files: list[FileEntry] = []
-    pieces: dict[str, list[TensorMetadata]] = {}
+    by_name: dict[str, list[TensorMetadata]] = {}
     for shard in shards:
         for name, tensor in shard.tensors.items():
-            moved = tuple(_move(chunk, len(files)) for chunk in tensor.chunks)
-            pieces.setdefault(name, []).append(msgspec.structs.replace(tensor, chunks=moved))
+            by_name.setdefault(name, []).append(renumber_chunks(tensor, len(files).__add__))
         files.extend(shard.files)
-    return tuple(files), {name: _join(name, parts) for name, parts in sorted(pieces.items())}
+    return tuple(files), {name: _merge(name, shards) for name, shards in sorted(by_name.items())}
 
 
-def _move(chunk: ChunkMetadata, by: int) -> ChunkMetadata:
-    data = renumber(chunk.data, lambda file: file + by)
-    return msgspec.structs.replace(chunk, data=data)
+def renumber_chunks(tensor: TensorMetadata, number: Callable[[int], int]) -> TensorMetadata:
+    """The same tensor in a manifest where file `i` of this one is file `number(i)`."""
+    chunks = tuple(
+        msgspec.structs.replace(chunk, data=renumber(chunk.data, number)) for chunk in tensor.chunks
+    )
+    return msgspec.structs.replace(tensor, chunks=chunks)
 
 
 def renumber(stored: StoredBytes, number: Callable[[int], int]) -> StoredBytes:
-    """The same bytes in a manifest that lists its files in another order, bases included."""
+    """The same bytes, and their bases, in a manifest where file `i` of this one is file `number(i)`."""
     base = None if stored.base is None else renumber(stored.base, number)
     return msgspec.structs.replace(stored, file=number(stored.file), base=base)
 
 
-def _join(name: str, parts: list[TensorMetadata]) -> TensorMetadata:
-    first = parts[0]
-    for part in parts:
-        if (part.dtype, part.shape) != (first.dtype, first.shape):
+def _merge(name: str, shards: list[TensorMetadata]) -> TensorMetadata:
+    first = shards[0]
+    for shard in shards:
+        if (shard.dtype, shard.shape) != (first.dtype, first.shape):
             raise InvalidInputError(
-                f"tensor {name!r} is {part.dtype} {part.shape} on one rank "
+                f"tensor {name!r} is {shard.dtype} {shard.shape} on one rank "
                 f"and {first.dtype} {first.shape} on another"
             )
-    chunks = sorted((chunk for part in parts for chunk in part.chunks), key=lambda c: c.offset)
+    chunks = sorted((chunk for shard in shards for chunk in shard.chunks), key=lambda c: c.offset)
     return TensorMetadata(first.dtype, first.shape, tuple(chunks))
 
 
 def encode_manifest(manifest: CheckpointManifest) -> bytes:
-    """The document that is stored."""
+    """The document to store."""
     body = msgspec.json.encode(manifest)
     return _HEAD + checksum(body).encode() + _MIDDLE + body + b"}"
 
 
 def decode_manifest(document: bytes, key: str) -> CheckpointManifest:
-    """Read a stored document; `CheckpointError` if it is damaged, makes no sense or is from the future."""
+    """Read a stored document; `CheckpointError` if it is damaged, inconsistent or of a newer version."""
     body = _verified_body(document, key)
     _check_version(body, key)
     manifest = _decoded(_decoder, body, key)
@@ -233,28 +243,28 @@ def decode_manifest(document: bytes, key: str) -> CheckpointManifest:
         check_manifest(manifest)
     except InvalidInputError as error:
         raise corrupted(f"{key} is not a valid manifest: {error}", key) from error
-    _check_place(manifest.prefix, key)
+    _check_key(manifest.prefix, key)
     return manifest
 
 
 def summarize_manifest(document: bytes, key: str) -> ManifestSummary:
-    """Read as much of a stored document as a list needs; `CheckpointError` as from `decode_manifest`.
+    """Read the fields of a stored document that a list needs; `CheckpointError` as from `decode_manifest`.
 
-    The checksum covers all of it, but what it says about tensors is not looked at: that is nearly all the work.
+    The checksum of the document is verified. Its tensors are not decoded, which is nearly all of the work.
     """
     body = _verified_body(document, key)
     _check_version(body, key)
     summary = _decoded(_summary_decoder, body, key)
-    _check_place(summary.prefix, key)
+    _check_key(summary.prefix, key)
     return summary
 
 
-def moment_of(document: bytes, key: str) -> datetime:
-    """When the checkpoint of a stored document of any version was made; `CheckpointError` if it is damaged."""
-    return _decoded(_moment_decoder, _verified_body(document, key), key).created_at
+def creation_time(document: bytes, key: str) -> datetime:
+    """The `created_at` of a stored document of any version; `CheckpointError` if it is damaged."""
+    return _decoded(_time_decoder, _verified_body(document, key), key).created_at
 
 
-def _decoded(decoder: msgspec.json.Decoder[Part], body: memoryview, key: str) -> Part:
+def _decoded(decoder: msgspec.json.Decoder[Content], body: memoryview, key: str) -> Content:
     try:
         return decoder.decode(body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
@@ -271,7 +281,7 @@ def _check_version(body: memoryview, key: str) -> None:
         )
 
 
-def _check_place(prefix: str, key: str) -> None:
+def _check_key(prefix: str, key: str) -> None:
     if f"{prefix}{SUFFIX}" != key:
         raise corrupted(f"{key} is the manifest of another checkpoint, {prefix}", key)
 
@@ -284,9 +294,9 @@ class _Dated(msgspec.Struct):
     created_at: Moment
 
 
-# Made at import, by one thread: msgspec inspects a type when it is first decoded, and not safely.
+# Made at import, by one thread: msgspec inspects a type at its first decoding, and that is not thread-safe.
 _version_decoder: msgspec.json.Decoder[_AnyVersion] = msgspec.json.Decoder(_AnyVersion)
-_moment_decoder: msgspec.json.Decoder[_Dated] = msgspec.json.Decoder(_Dated)
+_time_decoder: msgspec.json.Decoder[_Dated] = msgspec.json.Decoder(_Dated)
 _summary_decoder: msgspec.json.Decoder[ManifestSummary] = msgspec.json.Decoder(ManifestSummary)
 _decoder: msgspec.json.Decoder[CheckpointManifest] = msgspec.json.Decoder(CheckpointManifest)
 
@@ -303,12 +313,12 @@ def _verified_body(document: bytes, key: str) -> memoryview:
 
 
 def corrupted(message: str, path: str) -> CheckpointError:
-    """The error for bytes that are not the ones that were written."""
+    """The error for bytes that differ from the ones that were written."""
     return CheckpointError(message, path, CheckpointErrorType.CORRUPTED_CHECKPOINT)
 
 
 def check_manifest(manifest: CheckpointManifest) -> None:
-    """Raise `InvalidInputError` unless every reference is within bounds and every tensor is complete."""
+    """Raise `InvalidInputError` unless every chunk is inside its file and the chunks cover every tensor."""
     if manifest.checksum != CHECKSUM:
         raise InvalidInputError(f"unknown checksum {manifest.checksum!r}")
     if manifest.world_size < 1:
@@ -327,7 +337,7 @@ def check_manifest(manifest: CheckpointManifest) -> None:
 def _check_tensor(name: str, tensor: TensorMetadata, files: tuple[FileEntry, ...]) -> None:
     if tensor.dtype not in ITEM_SIZES:
         raise InvalidInputError(f"tensor {name!r} has an unknown type {tensor.dtype!r}")
-    if any(size < 0 for size in tensor.shape) or Box.whole(tensor.shape).size > _MAX_ELEMENTS:
+    if any(size < 0 for size in tensor.shape) or Box.full(tensor.shape).size > _MAX_ELEMENTS:
         raise InvalidInputError(f"tensor {name!r} has an impossible shape {tensor.shape}")
     boxes = [chunk.box for chunk in tensor.chunks]
     for box, chunk in zip(boxes, tensor.chunks, strict=True):
@@ -354,12 +364,14 @@ def _check_location(
     name: str, stored: StoredBytes, nbytes: int, files: tuple[FileEntry, ...]
 ) -> None:
     if not 0 <= stored.file < len(files):
-        raise InvalidInputError(f"tensor {name!r} lies in file {stored.file} of {len(files)}")
+        raise InvalidInputError(f"tensor {name!r} is in file {stored.file} of {len(files)}")
     file = files[stored.file]
     if stored.length < 0 or not file.header <= stored.start <= file.size - stored.length:
-        raise InvalidInputError(f"tensor {name!r} lies outside of {file.key}")
+        raise InvalidInputError(f"tensor {name!r} is outside of {file.key}")
     if stored.length > MAX_CHUNK_BYTES:
-        raise InvalidInputError(f"tensor {name!r} has {stored.length} bytes at once in {file.key}")
+        raise InvalidInputError(
+            f"tensor {name!r} has a chunk of {stored.length} bytes in {file.key}"
+        )
     if len(stored.checksum) != _CHECKSUM_LENGTH:
         raise InvalidInputError(f"tensor {name!r} has no checksum in {file.key}")
     if stored.codec == RAW and stored.length != nbytes:

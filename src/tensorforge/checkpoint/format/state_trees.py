@@ -1,11 +1,12 @@
-"""State that is not tensors, as JSON that keeps Python's types. No pickle, nothing is executed.
+"""Encodes a state dictionary as JSON that keeps Python's types. Decoding executes nothing, unlike pickle.
 
-JSON's own types stand for themselves. Everything else is an object with one key that starts with `$`:
+Values of JSON's own types are encoded as they are. Every other value is an object with one key that starts
+with `$`:
 
     {"$tuple": […]}  {"$dict": [[key, value], …]}  {"$float": "nan"}  {"$int": "…"}  {"$bytes": "base64"}
     {"$tensor": "name"}  {"$array": "name"}  {"$dtype": "float32"}
 
-What is not on the list is refused by name: a checkpoint never holds less than it was given.
+A value of any other type is an error that names its place, so that nothing is silently left out.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from tensorforge.errors import EncodingError, InvalidInputError
 
 Json = Any
 Leaf = Callable[[object, str], Json | None]
-"""Encodes what only its caller knows (tensors); `None` if it does not know it either."""
+"""Encodes a value of a type that this module does not know (value, place), or returns `None`."""
 
 Reader = Callable[[str, Json, str], object]
-"""Decodes a `$` object that this module does not know: tag, value, where."""
+"""Decodes a `$` object that this module does not know (tag, value, place)."""
 
 _SAFE_INT = 1 << 53
 _MAX_DEPTH = 100
 
 
 def encode_tree(value: object, leaf: Leaf, where: str = "", depth: int = 0) -> Json:
-    """Encode a value; `InvalidInputError` names the place of what has no encoding."""
+    """Encode a value; `InvalidInputError` names the place of a value that has no encoding."""
     if depth > _MAX_DEPTH:
-        raise InvalidInputError(f"{where}: nested more than {_MAX_DEPTH} deep, or in a circle")
+        raise InvalidInputError(f"{where}: nested more than {_MAX_DEPTH} deep, or contains itself")
     if value is None or isinstance(value, (bool, str)):
         return value
     if isinstance(value, int):
@@ -53,7 +54,7 @@ def encode_tree(value: object, leaf: Leaf, where: str = "", depth: int = 0) -> J
         ]
         return items if isinstance(value, list) else {"$tuple": items}
     raise InvalidInputError(
-        f"{where or 'the state'} is a {type(value).__name__}, which a checkpoint cannot hold; "
+        f"{where or 'the state'} is a {type(value).__name__}, which a checkpoint cannot store; "
         "use tensors, arrays, numbers, strings, bytes, lists, tuples and dictionaries"
     )
 
@@ -76,12 +77,12 @@ def _encode_mapping(value: Mapping[Any, Any], leaf: Leaf, where: str, depth: int
 
 
 def join(where: str, key: str) -> str:
-    """The place of `key` inside `where`."""
+    """The name of the place `key` inside the place `where`."""
     return f"{where}/{key}" if where else key
 
 
 def decode_tree(data: Json, reader: Reader, where: str = "", depth: int = 0) -> Any:
-    """Decode what `encode_tree` made; anything else is an `EncodingError` that names the place."""
+    """Decode the result of `encode_tree`; `EncodingError` names the place of anything else."""
     if depth > 2 * _MAX_DEPTH:
         raise EncodingError(f"{where}: nested too deep")
     if isinstance(data, list):
@@ -98,7 +99,7 @@ def decode_tree(data: Json, reader: Reader, where: str = "", depth: int = 0) -> 
             for key, item in data.items()
         }
     if len(data) != 1:
-        raise EncodingError(f"{where}: {tag} must stand alone")
+        raise EncodingError(f"{where}: {tag} must be the only key")
     return _decode_tagged(tag, data[tag], reader, where, depth)
 
 
@@ -122,7 +123,7 @@ def _decode_tagged(tag: str, value: Json, reader: Reader, where: str, depth: int
 
 
 def merge_trees(trees: list[Json], where: str = "") -> Json:
-    """The state of all ranks together: dictionaries are united, everything else must agree."""
+    """Merge the encoded states of all ranks: dictionaries are united, other values must be equal."""
     first = trees[0]
     if all(isinstance(tree, dict) for tree in trees) and not _is_tagged(first):
         keys = dict.fromkeys(key for tree in trees for key in tree)

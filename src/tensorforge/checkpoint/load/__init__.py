@@ -1,1 +1,1 @@
-"""From a checkpoint to tensors, at any number of ranks."""
+"""Loading: chooses a checkpoint, plans which chunks each rank needs, and reads them into tensors."""

@@ -1,10 +1,10 @@
 """The load protocol. All ranks load the same checkpoint, or all raise the same error.
 
-1. Rank 0 chooses a checkpoint and validates it; everybody gets its manifest.
-2. Everybody matches it with what it holds; what does not match is collected from all ranks.
-3. Everybody reads its boxes, each chunk verified.
-4. If a chunk was damaged anywhere and the caller did not insist on this checkpoint, all go back to 1 with
-   the next older one. Otherwise the states are handed over.
+1. Rank 0 chooses a checkpoint, validates it and sends its manifest to all ranks.
+2. Every rank matches the manifest with its model and optimizer. Rank 0 collects the mismatches.
+3. Every rank reads the boxes that it needs and verifies each chunk.
+4. If any rank found a damaged chunk and the caller named no prefix, all ranks start again at 1 with the next
+   older checkpoint. Otherwise every rank passes the state to its model and optimizer.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from tensorforge.checkpoint.format.manifest import (
     manifest_key,
 )
 from tensorforge.checkpoint.format.state_trees import decode_tree
-from tensorforge.checkpoint.load.chunks import StoredChunks
-from tensorforge.checkpoint.load.targets import Targets, tensor_names, whole_tensor
+from tensorforge.checkpoint.load.chunk_source import StoredChunks
+from tensorforge.checkpoint.load.targets import Targets, allocate_tensor, tensor_names
 from tensorforge.checkpoint.load.tensor_reader import WORKERS, read_tensors
 from tensorforge.checkpoint.model_state import (
     derive_random_state,
@@ -44,7 +44,7 @@ from tensorforge.checkpoint.options import (
     Rejected,
     Stateful,
 )
-from tensorforge.checkpoint.parallel import Guard
+from tensorforge.checkpoint.parallel import Deadline
 from tensorforge.checkpoint.ranks.coordinators import DistributedCoordinator
 from tensorforge.checkpoint.ranks.rounds import Failure, Round, failure_of
 from tensorforge.checkpoint.validator import CheckpointValidator
@@ -60,7 +60,7 @@ _FALL_BACK = (
 
 
 class CheckpointFallbackWarning(UserWarning):
-    """A newer checkpoint could not be trusted, so an older one was loaded."""
+    """A newer checkpoint is damaged, so an older one was loaded."""
 
 
 class _Choice(msgspec.Struct, frozen=True):
@@ -80,7 +80,7 @@ class _Done(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class _Attempt:
-    """One checkpoint being loaded on this rank."""
+    """One attempt of this rank to load one checkpoint."""
 
     manifest: CheckpointManifest
     targets: Targets
@@ -107,19 +107,19 @@ class Loader:
         model: Stateful,
         optimizer: Stateful | None,
         options: LoadOptions,
-        guard: Guard,
+        deadline: Deadline,
         progress: Progress | None,
     ) -> CheckpointLoadResult:
-        """Load a checkpoint; see the module's docstring."""
+        """Load a checkpoint by the protocol in the module's docstring."""
         candidates = self._candidates(options)
         rejected: list[Rejected] = []
         while True:
-            manifest, rejected = self._choose(candidates, options, rejected, guard)
-            attempt, mismatch = self._match(manifest, model, optimizer, options, guard)
-            reason = self._read(attempt, options, guard, progress)
+            manifest, rejected = self._choose(candidates, options, rejected, deadline)
+            attempt, mismatch = self._match(manifest, model, optimizer, options, deadline)
+            reason = self._read(attempt, options, deadline, progress)
             if reason is None:
-                self._say_what_was_rejected(manifest, rejected)
-                return self._hand_over(attempt, mismatch, rejected, model, optimizer, options)
+                _warn_about_rejected(manifest, rejected)
+                return self._finish(attempt, mismatch, rejected, model, optimizer, options)
             rejected.append(Rejected(manifest.prefix, reason))
 
     def _candidates(self, options: LoadOptions) -> Iterator[str]:
@@ -134,25 +134,26 @@ class Loader:
         candidates: Iterator[str],
         options: LoadOptions,
         rejected: list[Rejected],
-        guard: Guard,
+        deadline: Deadline,
     ) -> tuple[CheckpointManifest, list[Rejected]]:
-        chosen: list[CheckpointManifest] = []  # on rank 0, which need not decode what it encoded
+        """Step 1. Returns the manifest, and the checkpoints that were rejected so far."""
+        chosen: list[CheckpointManifest] = []  # on rank 0, which need not decode its own document
 
         def decide(_reports: list[None]) -> _Choice:
-            passed_over = list(rejected)
+            skipped = list(rejected)
             for prefix in candidates:
                 try:
                     manifest = self._validated(prefix, options)
                 except CheckpointError as error:
                     if options.checkpoint_prefix is not None or error.type not in _FALL_BACK:
                         raise
-                    passed_over.append(Rejected(prefix, str(error)))
+                    skipped.append(Rejected(prefix, str(error)))
                 else:
                     chosen.append(manifest)
-                    return _Choice(encode_manifest(manifest), manifest.key, passed_over)
-            raise self._nothing_left(passed_over)
+                    return _Choice(encode_manifest(manifest), manifest.key, skipped)
+            raise self._nothing_left(skipped)
 
-        choice: _Choice = self._round(type(None), _Choice).agree(None, decide, guard)
+        choice: _Choice = self._round(type(None), _Choice).agree(None, decide, deadline)
         manifest = chosen[0] if chosen else decode_manifest(choice.document, choice.key)
         return manifest, list(choice.rejected)
 
@@ -172,9 +173,8 @@ class Loader:
             return CheckpointError(
                 f"there is no checkpoint in {self._store.url}", self._store.url, _LOAD_FAILED
             )
-        reasons = "; ".join(f"{item.prefix}: {item.reason}" for item in rejected)
         return CheckpointError(
-            f"no checkpoint in {self._store.url} can be trusted: {reasons}",
+            f"no checkpoint in {self._store.url} is intact: {_reasons(rejected)}",
             manifest_key(rejected[0].prefix),
             CheckpointErrorType.CORRUPTED_CHECKPOINT,
         )
@@ -188,9 +188,9 @@ class Loader:
         model: Stateful,
         optimizer: Stateful | None,
         options: LoadOptions,
-        guard: Guard,
+        deadline: Deadline,
     ) -> tuple[_Attempt, Mismatch]:
-        """Step 2: find the memory for every tensor and what does not match, on any rank."""
+        """Step 2. Returns the destinations of this rank, and the mismatches of all ranks."""
         targets = Targets(manifest)
         attempt = _Attempt(manifest, targets)
         with_optimizer = optimizer is not None and options.load_optimizer
@@ -202,11 +202,11 @@ class Loader:
             if options.load_rng_state:
                 self._add_random_state(attempt)
             mine = _Match(sorted(targets.wanted), targets.mismatch())
-        except Exception as error:  # noqa: BLE001  reported to the others, raised on every rank
+        except Exception as error:  # noqa: BLE001  reported to rank 0, raised on every rank
             mine = failure_of(error, _LOAD_FAILED)
 
         def decide(reports: list[_Match]) -> Mismatch:
-            mismatch = _unite(manifest, reports, with_optimizer=with_optimizer)
+            mismatch = _all_mismatches(manifest, reports, with_optimizer=with_optimizer)
             if mismatch and options.strict_mode:
                 raise CheckpointError(
                     f"{manifest.prefix} does not match: {mismatch.summary()}",
@@ -215,14 +215,14 @@ class Loader:
                 )
             return mismatch
 
-        return attempt, self._round(_Match, Mismatch).agree(mine, decide, guard)
+        return attempt, self._round(_Match, Mismatch).agree(mine, decide, deadline)
 
     def _add_random_state(self, attempt: _Attempt) -> None:
         tree = attempt.manifest.state.get("rng", {}).get(str(self._coordinator.rank))
         if tree is None or attempt.manifest.world_size != self._coordinator.world_size:
             return
         for name in tensor_names(tree):
-            tensor = whole_tensor(attempt.manifest.tensors[name])
+            tensor = allocate_tensor(attempt.manifest.tensors[name])
             attempt.random[name] = tensor
             attempt.targets.add_tensor(name, tensor)
 
@@ -230,18 +230,20 @@ class Loader:
         self,
         attempt: _Attempt,
         options: LoadOptions,
-        guard: Guard,
+        deadline: Deadline,
         progress: Progress | None,
     ) -> str | None:
-        """Step 3; returns why the checkpoint must be given up for an older one, or `None`."""
+        """Step 3. Returns why all ranks must try an older checkpoint, or `None` if they need not."""
         destinations = attempt.targets.destinations
         source = StoredChunks(self._store, attempt.manifest, self._faults.retry_policy)
         workers = WORKERS if options.resharding_strategy == "parallel" else 1
         mine: _Done | Failure
         try:
-            read_tensors(source, destinations, guard=guard, progress=progress, workers=workers)
+            read_tensors(
+                source, destinations, deadline=deadline, progress=progress, workers=workers
+            )
             mine = _Done()
-        except Exception as error:  # noqa: BLE001  reported to the others, raised on every rank
+        except Exception as error:  # noqa: BLE001  reported to rank 0, raised on every rank
             mine = failure_of(error, _LOAD_FAILED)
         if (
             isinstance(mine, Failure)
@@ -253,10 +255,10 @@ class Loader:
         def decide(reports: list[_Done]) -> _Done:
             return next((report for report in reports if report.rejection), _Done())
 
-        done: _Done = self._round(_Done, _Done).agree(mine, decide, guard)
+        done: _Done = self._round(_Done, _Done).agree(mine, decide, deadline)
         return done.rejection
 
-    def _hand_over(
+    def _finish(
         self,
         attempt: _Attempt,
         mismatch: Mismatch,
@@ -294,19 +296,21 @@ class Loader:
         derive_random_state(_random_digest(attempt.manifest), rank, self._coordinator.world_size)
         return RandomStateOutcome.DERIVED
 
-    def _say_what_was_rejected(
-        self, manifest: CheckpointManifest, rejected: list[Rejected]
-    ) -> None:
-        if rejected:
-            reasons = "; ".join(f"{item.prefix}: {item.reason}" for item in rejected)
-            warnings.warn(
-                f"loaded {manifest.prefix} instead of a newer checkpoint ({reasons})",
-                CheckpointFallbackWarning,
-                stacklevel=4,
-            )
+
+def _warn_about_rejected(manifest: CheckpointManifest, rejected: list[Rejected]) -> None:
+    if rejected:
+        warnings.warn(
+            f"loaded {manifest.prefix} instead of a newer checkpoint ({_reasons(rejected)})",
+            CheckpointFallbackWarning,
+            stacklevel=4,
+        )
 
 
-def _unite(
+def _reasons(rejected: list[Rejected]) -> str:
+    return "; ".join(f"{item.prefix}: {item.reason}" for item in rejected)
+
+
+def _all_mismatches(
     manifest: CheckpointManifest, reports: list[_Match], *, with_optimizer: bool
 ) -> Mismatch:
     wanted = {name for report in reports for name in report.wanted}

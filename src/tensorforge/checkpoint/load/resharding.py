@@ -1,4 +1,4 @@
-"""Which chunks a rank needs for the boxes that it holds, and in which reads they come. Pure."""
+"""Plans a load: which chunks a rank needs for the boxes that it wants, and in which reads they come. Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ MAX_GAP = 64 << 10
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
-    """A box of the tensor `name` that somebody wants; `index` is the caller's to find it again."""
+class WantedBox:
+    """A box of the tensor `name` to load; `index` identifies it for the caller."""
 
     index: int
     name: str
@@ -24,26 +24,26 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
-    """The part of a chunk that goes to a target."""
+class Overlap:
+    """The box of elements that a chunk and a wanted box have in common."""
 
-    target: Target
-    overlap: Box
+    wanted: WantedBox
+    box: Box
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkRead:
-    """A chunk that is needed, and by whom: it is read and verified once, whole."""
+    """A chunk to read, and which wanted boxes get elements of it. A chunk is read and verified once."""
 
     tensor: TensorMetadata
     name: str
     chunk: ChunkMetadata
-    deliveries: tuple[Delivery, ...]
+    overlaps: tuple[Overlap, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RangeRead:
-    """One read of a file: a large chunk, or small ones that lie side by side."""
+    """One read of a range of a file: a large chunk, or several small ones next to each other."""
 
     file: int
     start: int
@@ -51,50 +51,51 @@ class RangeRead:
     chunks: tuple[ChunkRead, ...]
 
 
-def plan_reads(tensors: Mapping[str, TensorMetadata], targets: Iterable[Target]) -> list[RangeRead]:
-    """The reads that fill every target, in the order in which they lie in the files.
+def plan_reads(
+    tensors: Mapping[str, TensorMetadata], wanted: Iterable[WantedBox]
+) -> list[RangeRead]:
+    """The reads that fill every wanted box, ordered by file and position.
 
-    Every chunk comes once, however many targets it serves; reads never overlap.
+    Every chunk is read once, however many wanted boxes it overlaps; reads never overlap.
     """
-    wanted: dict[str, list[Target]] = {}
-    for target in targets:
-        wanted.setdefault(target.name, []).append(target)
+    by_tensor: dict[str, list[WantedBox]] = {}
+    for each in wanted:
+        by_tensor.setdefault(each.name, []).append(each)
     needed = [
-        read for name, group in wanted.items() for read in _needed(name, tensors[name], group)
+        read for name, group in by_tensor.items() for read in _needed(name, tensors[name], group)
     ]
     needed.sort(key=lambda read: (read.chunk.data.file, read.chunk.data.start))
-    return coalesce(_united(needed))
+    return coalesce(_merge_ties(needed))
 
 
-def _united(needed: list[ChunkRead]) -> list[ChunkRead]:
-    """Tied tensors have the same chunks under several names: read them once, for all of them."""
-    united: list[ChunkRead] = []
+def _merge_ties(needed: list[ChunkRead]) -> list[ChunkRead]:
+    """One read for each chunk: tied tensors have the same chunks under several names."""
+    merged: list[ChunkRead] = []
     for read in needed:
-        last = united[-1] if united else None
+        last = merged[-1] if merged else None
         if last and last.chunk == read.chunk and last.tensor.dtype == read.tensor.dtype:
-            both = (*last.deliveries, *read.deliveries)
-            united[-1] = dataclasses.replace(last, deliveries=both)
+            merged[-1] = dataclasses.replace(last, overlaps=(*last.overlaps, *read.overlaps))
         else:
-            united.append(read)
-    return united
+            merged.append(read)
+    return merged
 
 
-def _needed(name: str, tensor: TensorMetadata, targets: list[Target]) -> Iterable[ChunkRead]:
-    whole = Box.whole(tensor.shape)
-    wanted = [(target, target.box == whole) for target in targets]
+def _needed(name: str, tensor: TensorMetadata, wanted: list[WantedBox]) -> Iterable[ChunkRead]:
+    full = Box.full(tensor.shape)
+    boxes = [(each, each.box == full) for each in wanted]
     for chunk in tensor.chunks:
         box = chunk.box
-        deliveries = tuple(
-            Delivery(target, overlap)
-            for target, wants_all in wanted
-            if (overlap := box if wants_all else box.intersect(target.box)) is not None
+        overlaps = tuple(
+            Overlap(each, common)
+            for each, wants_all in boxes
+            if (common := box if wants_all else box.intersect(each.box)) is not None
         )
-        if deliveries:
-            yield ChunkRead(tensor, name, chunk, deliveries)
+        if overlaps:
+            yield ChunkRead(tensor, name, chunk, overlaps)
 
 
 def coalesce(needed: list[ChunkRead]) -> list[RangeRead]:
-    """Join small neighbours into one read; chunks come sorted by file and position."""
+    """Join small chunks that are close together into one read; the chunks come sorted by file and position."""
     reads: list[RangeRead] = []
     group: list[ChunkRead] = []
     for chunk in needed:

@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors go: the memory of a model and an optimizer, matched by name."""
+"""Matches a checkpoint with a model and an optimizer by name: which memory each saved tensor is loaded into."""
 
 from __future__ import annotations
 
@@ -13,16 +13,19 @@ from tensorforge.checkpoint.format.file_layout import MODEL, OPTIMIZER
 from tensorforge.checkpoint.format.manifest import CheckpointManifest, TensorMetadata
 from tensorforge.checkpoint.format.state_trees import Json, decode_tree
 from tensorforge.checkpoint.load.tensor_reader import Destination
-from tensorforge.checkpoint.model_state import Captured, tree_reader
+from tensorforge.checkpoint.model_state import CapturedState, tree_reader
 from tensorforge.checkpoint.options import Mismatch, Stateful
 from tensorforge.checkpoint.tensors import DTYPES, LocalTensor, TensorShard, describe
 from tensorforge.errors import CapacityError
 
-_ALWAYS_THERE = 256 << 20
+_SMALL = 256 << 20
 
 
 class Targets:
-    """Collects destinations and what does not match, then hands the filled state over."""
+    """Collects the destinations of a load and the mismatches.
+
+    After the destinations were filled, `finish` passes the state to the model and the optimizer.
+    """
 
     def __init__(self, manifest: CheckpointManifest) -> None:
         self._manifest = manifest
@@ -32,36 +35,36 @@ class Targets:
         self.shapes: list[str] = []
         self.dtypes: list[str] = []
         self._filled: dict[str, Any] = {}
-        self._read: dict[object, TensorMetadata] = {}
+        self._by_memory: dict[object, TensorMetadata] = {}
         self._finish: list[Any] = []
 
-    def mismatch(self, unexpected: tuple[str, ...] = ()) -> Mismatch:
-        """What was found not to match."""
-        return Mismatch(tuple(self.missing), unexpected, tuple(self.shapes), tuple(self.dtypes))
+    def mismatch(self) -> Mismatch:
+        """The mismatches so far. Tensors that only the checkpoint has are not known here."""
+        return Mismatch(tuple(self.missing), (), tuple(self.shapes), tuple(self.dtypes))
 
     def finish(self, *, strict: bool) -> None:
-        """Hand the states over, after all destinations were filled."""
+        """Call `load_state_dict` of the model and the optimizer; all destinations must be filled."""
         for step in self._finish:
             step(strict)
 
     def add_stateful(self, kind: str, target: Stateful) -> None:
-        """Match a model, or anything else with a state dict, with what was saved as `kind`."""
-        captured = Captured()
+        """Match a model, or any other object with a state dict, with the state saved as `kind`."""
+        captured = CapturedState()
         captured.add(kind, target.state_dict())
         saved = self._manifest.state.get(kind)
         if not isinstance(saved, dict):
             self.missing.append(kind)
             return
-        self._match_plain(kind, captured.trees[kind], saved)
+        self._match_values(kind, captured.trees[kind], saved)
         is_live = _is_live(target)
         for name, source in captured.sources.items():
-            place = source if is_live else _fresh(source)
-            if self.add_tensor(name, place):
-                self._filled[name] = optimizers.unwrap(place)
+            tensor = source if is_live else _empty_like(source)
+            if self.add_tensor(name, tensor):
+                self._filled[name] = optimizers.unwrap(tensor)
         self._finish.append(lambda strict: self._apply(target, kind, saved, strict, is_live))
 
-    def _match_plain(self, kind: str, current: Json, saved: Json) -> None:
-        """Entries that are not tensors must be there too."""
+    def _match_values(self, kind: str, current: Json, saved: Json) -> None:
+        """Note the values that are not tensors and not in the checkpoint."""
         for key, value in current.items():
             if key not in saved and not _is_tensor_entry(value):
                 self.missing.append(f"{kind}/{key}")
@@ -69,21 +72,29 @@ class Targets:
     def _apply(
         self, target: Stateful, kind: str, saved: dict[str, Json], strict: bool, is_live: bool
     ) -> None:
-        keep = _Pruned(self._filled)
         if is_live:
             others = {key: value for key, value in saved.items() if not _is_tensor_entry(value)}
             if others:
-                state = decode_tree(keep.prune(others), tree_reader(self._filled), kind)
+                state = self._decode(kind, others)
                 target.load_state_dict(state, strict=False)  # type: ignore[call-arg]  # it is a module
             return
-        state = decode_tree(keep.prune(saved), tree_reader(self._filled), kind)
+        state = self._decode(kind, saved)
         if isinstance(target, torch.nn.Module):
             target.load_state_dict(state, strict=strict)
         else:
             target.load_state_dict(state)
 
+    def _decode(self, kind: str, saved: dict[str, Json]) -> Any:
+        """The saved state, without the entries that have tensors for which there is no destination."""
+        loaded = {
+            key: value
+            for key, value in saved.items()
+            if all(name in self._filled for name in tensor_names(value))
+        }
+        return decode_tree(loaded, tree_reader(self._filled), kind)
+
     def add_optimizer(self, optimizer: Any, model: Stateful | None) -> None:
-        """Match an optimizer's state with what was saved, parameter by parameter."""
+        """Match the state of an optimizer with the saved one, parameter by parameter."""
         if not optimizers.is_keyed(optimizer):
             self.add_stateful("optimizer", optimizer)
             return
@@ -99,7 +110,8 @@ class Targets:
                 name = names[id(parameter)]
                 entry = saved["state"].get(name)
                 if entry is None:
-                    self._missing_state(name, optimizer.state.get(parameter))
+                    if optimizer.state.get(parameter):
+                        self.missing.append(f"optimizer/state/{name}")
                 elif self._fits(name, parameter, model_state.get(name)):
                     state[name] = self._parameter_state(
                         name, entry, parameter, optimizer, model_state.get(name)
@@ -112,15 +124,11 @@ class Targets:
 
         self._finish.append(finish)
 
-    def _missing_state(self, name: str, existing: Any) -> None:
-        if existing:
-            self.missing.append(f"optimizer/state/{name}")
-
     def _fits(self, name: str, parameter: torch.Tensor, shard: Any) -> bool:
-        """Whether the parameter has the shape that it had; state of another shape is of no use."""
+        """Whether the parameter has the same shape as in the checkpoint; otherwise its state is not loaded."""
         saved = self._manifest.tensors.get(f"{MODEL}{name}")
-        whole = shard.global_shape if isinstance(shard, TensorShard) else parameter.shape
-        if saved is None or saved.shape == tuple(whole):
+        full_shape = shard.global_shape if isinstance(shard, TensorShard) else parameter.shape
+        if saved is None or saved.shape == tuple(full_shape):
             return True
         entry = self._manifest.state["optimizer"]["state"][name]
         self.wanted.update(tensor_names(entry))
@@ -152,12 +160,13 @@ class Targets:
     ) -> Any:
         saved = self._manifest.tensors[name]
         require_memory(saved.nbytes, name)
-        target = optimizers.target_for(saved.shape, DTYPES[saved.dtype], existing, parameter, shard)
+        dtype = DTYPES[saved.dtype]
+        target = optimizers.destination_for(saved.shape, dtype, existing, parameter, shard)
         self.add_tensor(name, target)
         return optimizers.unwrap(target)
 
     def add_tensor(self, name: str, target: Any) -> bool:
-        """Ask for a tensor; `False` if it is missing or has another shape, which is noted."""
+        """Add the destination of a tensor; if name or shape does not match, note that and return `False`."""
         self.wanted.add(name)
         saved = self._manifest.tensors.get(name)
         if saved is None:
@@ -169,33 +178,20 @@ class Targets:
             return False
         if local.dtype != saved.dtype:
             self.dtypes.append(f"{name} is {saved.dtype}, not {local.dtype}")
-        if self._is_read_already(local, saved):
+        if self._is_known_tie(local, saved):
             return True
-        for box, tensor in local.parts:
+        for box, tensor in local.boxes:
             if box.size:
                 self.destinations.append(Destination(name, box, tensor))
         return True
 
-    def _is_read_already(self, local: LocalTensor, saved: TensorMetadata) -> bool:
-        """Whether the same bytes go to the same memory under another name: tied, then and now."""
+    def _is_known_tie(self, local: LocalTensor, saved: TensorMetadata) -> bool:
+        """Whether the tensor is tied to an earlier one, both in the checkpoint and in the model."""
         memory = local.memory()
         if memory is None:
             return False
-        first = self._read.setdefault(memory, saved)
+        first = self._by_memory.setdefault(memory, saved)
         return first is not saved and first == saved
-
-
-class _Pruned:
-    """Trees without the tensors that are not wanted."""
-
-    def __init__(self, filled: Mapping[str, Any]) -> None:
-        self._filled = filled
-
-    def prune(self, tree: dict[str, Json]) -> dict[str, Json]:
-        return {key: value for key, value in tree.items() if self._is_wanted(value)}
-
-    def _is_wanted(self, value: Json) -> bool:
-        return all(name in self._filled for name in tensor_names(value))
 
 
 def tensor_names(tree: Json) -> Iterator[str]:
@@ -216,9 +212,9 @@ def _is_tensor_entry(value: Json) -> bool:
 
 
 def _is_live(target: Stateful) -> bool:
-    """Whether what `state_dict` returns is the memory that the target computes with.
+    """Whether the tensors that `state_dict` returns are those that the target computes with.
 
-    True for modules without hooks or loading code of their own; then their tensors are read in place.
+    True for modules without hooks or loading code of their own. Their tensors are then loaded in place.
     """
     if not isinstance(target, torch.nn.Module):
         return False
@@ -233,29 +229,29 @@ def _is_live(target: Stateful) -> bool:
     return True
 
 
-def _fresh(source: Any) -> Any:
+def _empty_like(source: Any) -> Any:
     if isinstance(source, TensorShard):
         return TensorShard(torch.empty_like(source.tensor), source.offset, source.global_shape)
     return torch.empty_like(source, requires_grad=False)
 
 
-def whole_tensor(saved: TensorMetadata) -> torch.Tensor:
-    """Memory for a whole saved tensor."""
+def allocate_tensor(saved: TensorMetadata) -> torch.Tensor:
+    """Uninitialised memory for a complete saved tensor; `CapacityError` if there is not enough."""
     require_memory(saved.nbytes, "a tensor of the checkpoint")
     return torch.empty(saved.shape, dtype=DTYPES[saved.dtype])
 
 
 def require_memory(nbytes: int, what: str) -> None:
-    """Raise `CapacityError` if so many bytes would not fit.
+    """Raise `CapacityError` if fewer bytes of memory are free.
 
-    A few bytes of a file can stand for any number of zeros, so what a manifest asks for must not be believed.
+    A few compressed bytes can decode to any number of zeros, so the sizes in a manifest are not trusted.
     """
-    if nbytes < _ALWAYS_THERE:
+    if nbytes < _SMALL:
         return
     available = psutil.virtual_memory().available
     if nbytes > available:
         raise CapacityError(
-            f"{what} asks for {nbytes} bytes of memory, and {available} are free",
+            f"{what} needs {nbytes} bytes of memory, and {available} are free",
             requested=nbytes,
             available=available,
         )

@@ -1,7 +1,7 @@
-"""Reading chunks into tensors: in parallel, each verified, each once.
+"""Reads chunks into tensors, on several threads; each chunk is read and verified once.
 
-A whole chunk that is stored as it is and lands in one run of a tensor's memory is read straight into it.
-Everything else goes through a scratch buffer, where it is verified and decoded before any tensor sees it.
+A complete chunk with codec `raw` whose elements are consecutive in the memory of a tensor is read directly into
+that memory. Every other chunk is read into a scratch buffer, verified and decoded there, and then copied.
 """
 
 from __future__ import annotations
@@ -15,126 +15,119 @@ import numpy as np
 import torch
 
 from tensorforge.checkpoint.format.boxes import Box
-from tensorforge.checkpoint.format.dtypes import ITEM_SIZES
-from tensorforge.checkpoint.format.manifest import RAW, CheckpointManifest, StoredBytes
-from tensorforge.checkpoint.load.chunks import ChunkSource, Landing
-from tensorforge.checkpoint.load.resharding import ChunkRead, RangeRead, Target, plan_reads
+from tensorforge.checkpoint.format.formats import ITEM_SIZES
+from tensorforge.checkpoint.format.manifest import RAW, StoredBytes
+from tensorforge.checkpoint.load.chunk_source import BufferRead, ChunkSource
+from tensorforge.checkpoint.load.resharding import ChunkRead, RangeRead, WantedBox, plan_reads
 from tensorforge.checkpoint.options import Progress
-from tensorforge.checkpoint.parallel import Guard, run_parallel
-from tensorforge.checkpoint.progress import Meter
-from tensorforge.checkpoint.save.file_image import Bytes
+from tensorforge.checkpoint.parallel import ByteCounter, Deadline, run_parallel
+from tensorforge.checkpoint.save.file_contents import Bytes
 from tensorforge.checkpoint.save.staging import block_buffer
 from tensorforge.checkpoint.tensors import DTYPES, byte_view, is_direct
 
 WORKERS = 4
-MAX_RUN = 16 << 20
-"""What a thread reads at one go, chunk by chunk: opening a file for each would take longer."""
-MAX_RUN_AT_HAND = 64 << 20
-"""The same where there is nothing to wait for; runs become shorter towards the end, so that all threads
-end together."""
+MAX_DIRECT_READ = 16 << 20
+"""The most bytes of one direct read, which opens the file once for many chunks."""
+MAX_CACHED_READ = 64 << 20
+"""The same for files that are cached in memory. Reads become shorter towards the end of a load, so that all
+threads end at about the same time."""
 _READING = "reading the checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A box of a saved tensor and the memory that it goes to, of the same shape and any type."""
+    """A box of a saved tensor, and the tensor of the same shape and any element type to load it into."""
 
     name: str
     box: Box
     tensor: torch.Tensor
 
 
-def _plan(manifest: CheckpointManifest, destinations: Sequence[Destination]) -> list[RangeRead]:
-    targets = [
-        Target(index, destination.name, destination.box)
-        for index, destination in enumerate(destinations)
-    ]
-    return plan_reads(manifest.tensors, targets)
-
-
 def read_tensors(
     source: ChunkSource,
     destinations: Sequence[Destination],
     *,
-    guard: Guard,
+    deadline: Deadline,
     progress: Progress | None = None,
     workers: int = WORKERS,
 ) -> None:
-    """Fill every destination; `CheckpointError` names the file and the tensor of the first bad byte."""
-    reads = _plan(source.manifest, destinations)
-    meter = Meter(sum(read.length for read in reads), progress)
-    threads, longest = WORKERS, MAX_RUN
-    if all(source.is_at_hand(file) for file in {read.file for read in reads}):
-        # Threads that only copy get in each other's way if there are more of them than processors.
-        threads, longest = len(os.sched_getaffinity(0)), MAX_RUN_AT_HAND
+    """Fill every destination; `CheckpointError` names the file and the tensor of a damaged chunk."""
+    wanted = [WantedBox(index, each.name, each.box) for index, each in enumerate(destinations)]
+    reads = plan_reads(source.manifest.tensors, wanted)
+    counter = ByteCounter(sum(read.length for read in reads), progress)
+    threads, longest = WORKERS, MAX_DIRECT_READ
+    if all(source.is_cached(file) for file in {read.file for read in reads}):
+        # More threads than processors would only slow each other down while they copy memory.
+        threads, longest = len(os.sched_getaffinity(0)), MAX_CACHED_READ
     threads = min(workers, threads)
-    transfer = _Transfer(source, destinations)
+    reader = _Reader(source, destinations)
 
     def tasks() -> Iterator[Callable[[Bytes], None]]:
-        for work in transfer.joined(reads, threads, longest):
+        for read in reader.join_direct(reads, threads, longest):
 
-            def task(scratch: Bytes, work: _Run | RangeRead = work) -> None:
-                transfer.carry(work, scratch)
-                meter.add(work.length)
+            def task(scratch: Bytes, read: _DirectRead | RangeRead = read) -> None:
+                reader.read(read, scratch)
+                counter.add(read.length)
 
             yield task
 
-    workplace = functools.partial(block_buffer, guard)
+    buffer = functools.partial(block_buffer, deadline)
     with torch.no_grad():
-        run_parallel(tasks(), workplace, workers=threads, guard=guard, what=_READING)
+        run_parallel(tasks(), buffer, workers=threads, deadline=deadline, what=_READING)
 
 
-_Place = tuple[int, int]
-"""Which destination, and from which of its bytes on."""
+_Position = tuple[int, int]
+"""The index of a destination, and a byte in its memory."""
 
 
-class _Stretch:
-    """Chunks of a run that go side by side into the memory of one destination."""
+class _DestinationRange:
+    """A range of one destination's memory, and the consecutive chunks that fill it."""
 
-    def __init__(self, place: _Place) -> None:
-        self.index, self.start = place
+    def __init__(self, position: _Position) -> None:
+        self.index, self.start = position
         self.length = 0
         self.chunks: list[tuple[str, StoredBytes]] = []
 
     @property
-    def end(self) -> _Place:
-        """Where the next chunk would go."""
+    def end(self) -> _Position:
+        """The position after the last chunk."""
         return self.index, self.start + self.length
 
 
-class _Run:
-    """Chunks that lie side by side in a file, each bound for a place in the memory of a destination."""
+class _DirectRead:
+    """Consecutive chunks of a file that are read directly into the memory of destinations."""
 
     def __init__(self, longest: int) -> None:
         self.length = 0
-        self.stretches: list[_Stretch] = []
+        self.ranges: list[_DestinationRange] = []
         self._longest = longest
 
-    def take(self, read: RangeRead, place: _Place, *, anywhere: bool) -> bool:
-        """Add the next read, if it goes on where the last one ends and is not too much.
+    def add(self, read: RangeRead, position: _Position, *, anywhere: bool) -> bool:
+        """Append a chunk if it follows the last one in the file and the read does not become too long.
 
-        Unless it may go `anywhere`, it must go on in the memory of the destination as well.
+        Unless `anywhere`, the chunk must also follow the last one in the memory of the destination. Returns
+        whether the chunk was appended.
         """
         stored = read.chunks[0].chunk.data
-        if self.stretches:
-            last = self.stretches[-1]
+        if self.ranges:
+            last = self.ranges[-1]
             end = last.chunks[-1][1]
             if (
                 (stored.file, stored.start) != (end.file, end.start + end.length)
                 or self.length + stored.length > self._longest
-                or not (anywhere or place == last.end)
+                or not (anywhere or position == last.end)
             ):
                 return False
-        if not self.stretches or place != self.stretches[-1].end:
-            self.stretches.append(_Stretch(place))
-        self.stretches[-1].chunks.append((read.chunks[0].name, stored))
-        self.stretches[-1].length += stored.length
+        if not self.ranges or position != self.ranges[-1].end:
+            self.ranges.append(_DestinationRange(position))
+        self.ranges[-1].chunks.append((read.chunks[0].name, stored))
+        self.ranges[-1].length += stored.length
         self.length += stored.length
         return True
 
 
-class _Transfer:
-    """Carries chunks from their source to the destinations."""
+class _Reader:
+    """Executes reads and fills the destinations."""
 
     def __init__(self, source: ChunkSource, destinations: Sequence[Destination]) -> None:
         self._source = source
@@ -145,69 +138,69 @@ class _Transfer:
             if is_direct(destination.tensor)
         }
 
-    def joined(
+    def join_direct(
         self, reads: Sequence[RangeRead], threads: int, longest: int
-    ) -> Iterator[_Run | RangeRead]:
-        """The reads in their order; those that can go straight into memory as runs, as long as may be.
+    ) -> Iterator[_DirectRead | RangeRead]:
+        """The reads in order, with consecutive ones that can be direct joined into direct reads.
 
-        Towards the end they become shorter, so that no thread has much to do when the others are done.
+        Towards the end the direct reads become shorter, so that all threads end at about the same time.
         """
         left = sum(read.length for read in reads)
-        run: _Run | None = None
+        direct: _DirectRead | None = None
         for read in reads:
-            place = self._place(read)
-            if run is not None and not (
-                place and run.take(read, place, anywhere=self._source.reads_on)
+            position = self._direct_position(read)
+            if direct is not None and not (
+                position and direct.add(read, position, anywhere=self._source.reads_sequentially)
             ):
-                left -= run.length
-                yield run
-                run = None
-            if place is None:
+                left -= direct.length
+                yield direct
+                direct = None
+            if position is None:
                 left -= read.length
                 yield read
-            elif run is None:
-                run = _Run(min(longest, left // (2 * threads)))
-                run.take(read, place, anywhere=True)
-        if run is not None:
-            yield run
+            elif direct is None:
+                direct = _DirectRead(min(longest, left // (2 * threads)))
+                direct.add(read, position, anywhere=True)
+        if direct is not None:
+            yield direct
 
-    def carry(self, work: _Run | RangeRead, scratch: Bytes) -> None:
-        """Read and verify, and fill what it is for."""
-        if isinstance(work, _Run):
-            self._source.read_run([self._landing(stretch) for stretch in work.stretches])
+    def read(self, read: _DirectRead | RangeRead, scratch: Bytes) -> None:
+        """Read and verify chunks, and fill the destinations."""
+        if isinstance(read, _DirectRead):
+            self._source.read_raw([self._buffer_read(each) for each in read.ranges])
             return
-        room = scratch if work.length <= len(scratch) else np.empty(work.length, np.uint8)
-        self._source.read_range(work.file, work.start, room[: work.length].data)
-        for chunk in work.chunks:
-            start = chunk.chunk.data.start - work.start
-            self._deliver(chunk, room[start : start + chunk.chunk.data.length])
+        buffer = scratch if read.length <= len(scratch) else np.empty(read.length, np.uint8)
+        self._source.read_range(read.file, read.start, buffer[: read.length].data)
+        for chunk in read.chunks:
+            start = chunk.chunk.data.start - read.start
+            self._copy(chunk, buffer[start : start + chunk.chunk.data.length])
 
-    def _landing(self, stretch: _Stretch) -> Landing:
-        memory = self._memory[stretch.index][stretch.start : stretch.start + stretch.length]
-        return Landing(memory.data, stretch.chunks)
+    def _buffer_read(self, each: _DestinationRange) -> BufferRead:
+        memory = self._memory[each.index][each.start : each.start + each.length]
+        return BufferRead(memory.data, each.chunks)
 
-    def _place(self, read: RangeRead) -> _Place | None:
-        """Which destination a read can go straight into, and from which of its bytes on, if there is one."""
+    def _direct_position(self, read: RangeRead) -> _Position | None:
+        """The memory of a destination that a read can fill directly; `None` if it needs a scratch buffer."""
         wanted = read.chunks[0]
-        delivery = wanted.deliveries[0]
-        index, box = delivery.target.index, wanted.chunk.box
+        overlap = wanted.overlaps[0]
+        index, box = overlap.wanted.index, wanted.chunk.box
         if (
             len(read.chunks) > 1
-            or len(wanted.deliveries) > 1
+            or len(wanted.overlaps) > 1
             or wanted.chunk.data.codec != RAW
-            or delivery.overlap != box
+            or overlap.box != box
             or index not in self._memory
             or self._destinations[index].tensor.dtype != DTYPES[wanted.tensor.dtype]
         ):
             return None
-        position = box.run_in(self._destinations[index].box)
+        position = box.position_in(self._destinations[index].box)
         return None if position is None else (index, position * ITEM_SIZES[wanted.tensor.dtype])
 
-    def _deliver(self, read: ChunkRead, stored: Bytes) -> None:
+    def _copy(self, read: ChunkRead, stored: Bytes) -> None:
         content = self._source.decode(read.name, read.tensor, read.chunk, stored.data)
         tensor = torch.frombuffer(content, dtype=DTYPES[read.tensor.dtype])
         tensor = tensor.reshape(read.chunk.shape)
-        for delivery in read.deliveries:
-            destination = self._destinations[delivery.target.index]
-            part = tensor[delivery.overlap.slices_in(read.chunk.box)]
-            destination.tensor[delivery.overlap.slices_in(destination.box)].copy_(part)
+        for overlap in read.overlaps:
+            destination = self._destinations[overlap.wanted.index]
+            elements = tensor[overlap.box.slices_in(read.chunk.box)]
+            destination.tensor[overlap.box.slices_in(destination.box)].copy_(elements)

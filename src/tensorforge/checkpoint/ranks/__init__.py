@@ -1,1 +1,1 @@
-"""How the ranks of a save or load talk to each other."""
+"""Communication between the ranks of a save or load: messages (coordinators) and common decisions (rounds)."""

@@ -1,7 +1,7 @@
-"""How the ranks of one save or load agree: a process alone, torch.distributed, or threads in a test.
+"""Messages between the ranks of a save or load: of one process, of torch.distributed, or of threads.
 
-Messages are bytes. Every wait is bounded, so that a rank that died fails the others in time. The group
-has a board of its own: it shares no collective with training, which may go on meanwhile.
+Messages are bytes. Every wait has a timeout, so that a dead rank makes the others fail in time. The messages
+use no collective of torch.distributed, so that training may go on at the same time.
 """
 
 from __future__ import annotations
@@ -19,46 +19,46 @@ from tensorforge.errors import ConfigurationError, DeadlineExceededError, Unavai
 
 @runtime_checkable
 class DistributedCoordinator(Protocol):
-    """The ranks that save and load together. All call the same methods in the same order."""
+    """One of the ranks that save and load together. All ranks call the same methods in the same order."""
 
     @property
     def rank(self) -> int:
-        """This process's number, from 0."""
+        """The number of this rank, from 0."""
 
     @property
     def world_size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
 
     def barrier(self, timeout: float) -> None:
-        """Return when everybody is here; `DeadlineExceededError` after `timeout` seconds."""
+        """Return when all ranks have called this; `DeadlineExceededError` after `timeout` seconds."""
 
     def gather(self, payload: bytes, timeout: float) -> list[bytes] | None:
-        """Everybody's payload, by rank, on rank 0; `None` elsewhere."""
+        """The payloads of all ranks, by rank, on rank 0; `None` on the others."""
 
     def broadcast(self, payload: bytes | None, timeout: float) -> bytes:
-        """Rank 0's payload, everywhere."""
+        """The payload of rank 0, on every rank."""
 
 
 class SingleProcess:
-    """The only rank there is."""
+    """The coordinator of a process that saves and loads alone."""
 
     rank = 0
     world_size = 1
 
     def barrier(self, timeout: float) -> None:
-        """Nobody to wait for."""
+        """Return at once."""
 
     def gather(self, payload: bytes, timeout: float) -> list[bytes] | None:  # noqa: ARG002
-        """What was passed."""
+        """The payload alone."""
         return [payload]
 
     def broadcast(self, payload: bytes | None, timeout: float) -> bytes:  # noqa: ARG002
-        """What was passed."""
+        """The payload."""
         return payload or b""
 
 
-class _Board(Protocol):
-    """A place where ranks leave messages for one another."""
+class _MessageStore(Protocol):
+    """Messages by key, which every rank can write and wait for."""
 
     def post(self, key: str, value: bytes) -> None: ...
 
@@ -67,102 +67,102 @@ class _Board(Protocol):
     def remove(self, key: str) -> None: ...
 
 
-class _BoardCoordinator:
-    """Gather, broadcast and barrier with nothing but a board."""
+class _MessageCoordinator:
+    """Gather, broadcast and barrier by means of a message store."""
 
-    def __init__(self, board: _Board, rank: int, world_size: int) -> None:
+    def __init__(self, messages: _MessageStore, rank: int, world_size: int) -> None:
         if not 0 <= rank < world_size:
             raise ConfigurationError("rank", rank, f"must be from 0 to {world_size - 1}")
-        self._board = board
+        self._messages = messages
         self._rank = rank
         self._world_size = world_size
         self._rounds: Iterator[int] = itertools.count()
 
     @property
     def rank(self) -> int:
-        """This process's number, from 0."""
+        """The number of this rank, from 0."""
         return self._rank
 
     @property
     def world_size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
         return self._world_size
 
     def barrier(self, timeout: float) -> None:
-        """Return when everybody is here."""
+        """Return when all ranks have called this."""
         deadline = time.monotonic() + timeout
         self.gather(b"", timeout)
         self.broadcast(b"", max(0.001, deadline - time.monotonic()))
 
     def gather(self, payload: bytes, timeout: float) -> list[bytes] | None:
-        """Everybody's payload, by rank, on rank 0; `None` elsewhere."""
+        """The payloads of all ranks, by rank, on rank 0; `None` on the others."""
         number = next(self._rounds)
         if self._rank:
-            self._board.post(f"{number}/{self._rank}", payload)
+            self._messages.post(f"{number}/{self._rank}", payload)
             return None
         deadline = time.monotonic() + timeout
         received = [payload]
         for rank in range(1, self._world_size):
             received.append(self._take(number, rank, rank, deadline))
-            self._board.remove(f"{number}/{rank}")
+            self._messages.remove(f"{number}/{rank}")
         return received
 
     def broadcast(self, payload: bytes | None, timeout: float) -> bytes:
-        """Rank 0's payload, everywhere."""
+        """The payload of rank 0, on every rank."""
         number = next(self._rounds)
         if self._rank:
             value = self._take(number, self._rank, 0, time.monotonic() + timeout)
-            self._board.remove(f"{number}/{self._rank}")
+            self._messages.remove(f"{number}/{self._rank}")
             return value
         for rank in range(1, self._world_size):
-            self._board.post(f"{number}/{rank}", payload or b"")
+            self._messages.post(f"{number}/{rank}", payload or b"")
         return payload or b""
 
     def _take(self, number: int, slot: int, sender: int, deadline: float) -> bytes:
         remaining = max(0.001, deadline - time.monotonic())
         try:
-            return self._board.take(f"{number}/{slot}", remaining)
+            return self._messages.take(f"{number}/{slot}", remaining)
         except TimeoutError as error:
             raise DeadlineExceededError(
-                f"rank {sender} did not answer in time: it died, hangs, or never called"
+                f"rank {sender} sent no message in time; it has ended, hangs, or did not make this call"
             ) from error
 
 
 class InMemoryRanks:
-    """Ranks that are threads of one process."""
+    """Coordinators for ranks that are threads of one process."""
 
     def __init__(self, world_size: int) -> None:
         if world_size < 1:
             raise ConfigurationError("world_size", world_size, "must be at least 1")
         self.world_size = world_size
-        self._messages: dict[str, bytes] = {}
+        self._values: dict[str, bytes] = {}
         self._changed = threading.Condition()
 
     def coordinator(self, rank: int) -> DistributedCoordinator:
         """The coordinator of one rank."""
-        return _BoardCoordinator(self, rank, self.world_size)
+        return _MessageCoordinator(self, rank, self.world_size)
 
     def post(self, key: str, value: bytes) -> None:
-        """Leave a message."""
+        """Store a message."""
         with self._changed:
-            self._messages[key] = value
+            self._values[key] = value
             self._changed.notify_all()
 
     def take(self, key: str, timeout: float) -> bytes:
-        """Wait for a message."""
+        """Wait for a message and return it; `TimeoutError` after `timeout` seconds."""
         with self._changed:
-            if not self._changed.wait_for(lambda: key in self._messages, timeout):
+            if not self._changed.wait_for(lambda: key in self._values, timeout):
                 raise TimeoutError(key)
-            return self._messages[key]
+            return self._values[key]
 
     def remove(self, key: str) -> None:
-        """Forget a message."""
+        """Remove a message."""
         with self._changed:
-            self._messages.pop(key, None)
+            self._values.pop(key, None)
 
 
-class _StoreBoard:
-    """Messages in a torch.distributed store, over a connection of its own."""
+class _TorchStore:
+    """Messages in the store of torch.distributed, over a connection of their own."""
 
     def __init__(self, store: Any, name: str) -> None:
         # torch's own stubs know neither `clone` nor that values may be bytes, hence `Any`.
@@ -200,11 +200,11 @@ def _store_errors() -> Iterator[None]:
 _groups = itertools.count()
 
 
-class TorchDistributed(_BoardCoordinator):
-    """The ranks of the default process group, which must be initialised.
+class TorchDistributed(_MessageCoordinator):
+    """The coordinator for the default process group of torch.distributed, which must be initialised.
 
-    They talk through the group's store, not through collectives, so that a checkpoint in the background
-    never gets in the way of training. All ranks make their coordinators in the same order.
+    Messages go through the store of the group, not through collectives, so that a save in the background does
+    not disturb training. All ranks make their coordinators in the same order.
     """
 
     def __init__(self) -> None:
@@ -215,5 +215,5 @@ class TorchDistributed(_BoardCoordinator):
                 "process group", None, "call torch.distributed.init_process_group first"
             )
         store = distributed.distributed_c10d._get_default_store()  # noqa: SLF001  torch offers no public way
-        board = _StoreBoard(store, str(next(_groups)))
-        super().__init__(board, distributed.get_rank(), distributed.get_world_size())
+        messages = _TorchStore(store, str(next(_groups)))
+        super().__init__(messages, distributed.get_rank(), distributed.get_world_size())

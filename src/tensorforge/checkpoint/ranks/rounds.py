@@ -1,7 +1,6 @@
-"""How ranks decide together: everybody reports, rank 0 decides, everybody learns the decision.
+"""Rounds: every rank sends a report to rank 0, rank 0 decides, and every rank receives the decision.
 
-A report may be a failure. Then, or if somebody does not report in time, the decision is a failure too,
-the same on every rank: nobody goes on alone.
+If a report is a failure, or does not arrive in time, the decision is that failure on every rank.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from tensorforge.checkpoint.faults import classify
-from tensorforge.checkpoint.parallel import Guard
+from tensorforge.checkpoint.parallel import Deadline
 from tensorforge.checkpoint.ranks.coordinators import DistributedCoordinator
 from tensorforge.errors import CheckpointError, CheckpointErrorType, EncodingError
 from tensorforge.typed_json import decode_typed
@@ -23,7 +22,7 @@ Decision = TypeVar("Decision")
 
 
 class Failure(msgspec.Struct, frozen=True, kw_only=True):
-    """Why a rank cannot go on."""
+    """The error of one rank, as a message to the others."""
 
     message: str
     type: CheckpointErrorType
@@ -35,18 +34,18 @@ class _Envelope(msgspec.Struct, frozen=True):
     content: msgspec.Raw = msgspec.Raw(b"null")
 
 
-class SilentRankError(CheckpointError):
-    """A rank did not report in time: it may be dead, and it may still be writing."""
+class RankTimeoutError(CheckpointError):
+    """A rank did not report in time. It may have ended, or it may still be writing files."""
 
 
 def failure_of(error: BaseException, otherwise: CheckpointErrorType) -> Failure:
-    """An error as a report to the others."""
+    """An error as a report to rank 0."""
     path = error.checkpoint_path if isinstance(error, CheckpointError) else ""
     return Failure(message=str(error), type=classify(error, otherwise), path=path)
 
 
 class Round(Generic[Report, Decision]):
-    """One report and one decision."""
+    """One round with a type of report and a type of decision."""
 
     def __init__(
         self,
@@ -64,37 +63,37 @@ class Round(Generic[Report, Decision]):
         self,
         mine: Report | Failure,
         decide: Callable[[list[Report]], Decision],
-        guard: Guard,
+        deadline: Deadline,
     ) -> Decision:
-        """Report, and return what rank 0 decided; a failure anywhere is a `CheckpointError` everywhere."""
+        """Report, and return the decision of rank 0; a failure of any rank is a `CheckpointError` on all."""
         envelope = self._pack(mine)
         if self._coordinator.rank:
-            self._coordinator.gather(envelope, guard.remaining)
-            answer = self._coordinator.broadcast(None, guard.remaining)
+            self._coordinator.gather(envelope, deadline.remaining)
+            answer = self._coordinator.broadcast(None, deadline.remaining)
         else:
-            answer = self._lead(envelope, decide, guard)
+            answer = self._decide(envelope, decide, deadline)
         decision: Decision = self._open(answer, self._decision)
         return decision
 
-    def _lead(
-        self, envelope: bytes, decide: Callable[[list[Report]], Decision], guard: Guard
+    def _decide(
+        self, envelope: bytes, decide: Callable[[list[Report]], Decision], deadline: Deadline
     ) -> bytes:
         try:
-            received = self._coordinator.gather(envelope, guard.remaining) or [envelope]
+            received = self._coordinator.gather(envelope, deadline.remaining) or [envelope]
         except Exception as error:
-            # Those who are waiting for the decision should not have to wait for their own deadlines.
+            # Send the failure, so that the other ranks need not wait until their own deadlines.
             answer = self._pack(failure_of(error, self._otherwise))
             with contextlib.suppress(Exception):
-                self._coordinator.broadcast(answer, guard.remaining)
-            raise SilentRankError(str(error), type=classify(error, self._otherwise)) from error
+                self._coordinator.broadcast(answer, deadline.remaining)
+            raise RankTimeoutError(str(error), type=classify(error, self._otherwise)) from error
         try:
             reports = [
                 self._open(packed, self._report, rank) for rank, packed in enumerate(received)
             ]
             answer = self._pack(decide(reports))
-        except Exception as error:  # noqa: BLE001  it is raised on every rank, here too
+        except Exception as error:  # noqa: BLE001  raised on every rank, this one included
             answer = self._pack(failure_of(error, self._otherwise))
-        return self._coordinator.broadcast(answer, guard.remaining)
+        return self._coordinator.broadcast(answer, deadline.remaining)
 
     def _pack(self, content: Report | Decision | Failure) -> bytes:
         if isinstance(content, Failure):
@@ -107,7 +106,7 @@ class Round(Generic[Report, Decision]):
             if envelope.failure is None:
                 return decode_typed(bytes(envelope.content), kind)
         except msgspec.DecodeError as error:
-            raise EncodingError(f"a message between ranks makes no sense: {error}") from error
+            raise EncodingError(f"a message between ranks cannot be decoded: {error}") from error
         failure = envelope.failure
         named = self._coordinator.world_size > 1 and rank >= 0
         message = f"rank {rank}: {failure.message}" if named else failure.message

@@ -1,1 +1,1 @@
-"""From live tensors to a committed checkpoint."""
+"""Saving: plans which rank writes what, copies and writes the files, and commits the manifest."""

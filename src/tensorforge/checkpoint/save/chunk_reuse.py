@@ -1,4 +1,4 @@
-"""A save that builds on an earlier checkpoint: the seam between the writer and whoever decides about chunks."""
+"""The interface between the writer of an incremental checkpoint and the code that finds reusable chunks."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from tensorforge.storage.blobs import Buffer
 
 
 @dataclass(frozen=True, slots=True)
-class Frame:
-    """Bytes to be stored for a chunk: how they are encoded, what they decode to, what they start from."""
+class EncodedChunk:
+    """The bytes to store for a chunk. The fields are those of `StoredBytes`."""
 
     content: Buffer
     codec: str = RAW
@@ -21,15 +21,20 @@ class Frame:
 
 
 class Increment(Protocol):
-    """Finds chunks in an earlier checkpoint. Called from several threads, more than once after a retry."""
+    """Finds chunks in an earlier checkpoint. Several threads call it, and after a retry they call it again."""
 
     @property
     def parent(self) -> str:
-        """The prefix of the checkpoint that is built on."""
+        """The prefix of the earlier checkpoint."""
 
     @property
     def files(self) -> tuple[FileEntry, ...]:
-        """That checkpoint's files, each with its owner; what `place` returns refers to them by number."""
+        """The files of the earlier checkpoint, each with its owner; results of `reuse` refer to this list."""
 
-    def place(self, name: str, dtype: str, box: Box, raw: memoryview) -> StoredBytes | Frame | None:
-        """Where a chunk lies already, or how to store it; `None` leaves it to the writer."""
+    def reuse(
+        self, name: str, dtype: str, box: Box, raw: memoryview
+    ) -> StoredBytes | EncodedChunk | None:
+        """Where the chunk is stored already, or its difference to an earlier chunk.
+
+        `None` lets the writer store the chunk itself.
+        """

@@ -1,8 +1,8 @@
-"""Writing a rank's files: copy, checksum and write overlap, on reused aligned buffers.
+"""Writes the files of a rank. Several threads copy, hash and write at the same time, in reused aligned buffers.
 
-The file is cut into blocks, and a thread carries its block piece by piece: copy a piece into a small
-buffer, add it to the checksum of its chunk, write it past the page cache. While it waits for the disk, the
-others copy and hash; a piece is still in the processor's cache when it is hashed and when it is written.
+A file is divided into blocks, one for each task. A thread copies a few megabytes of its block into a buffer,
+adds them to the checksums of their chunks and writes them past the page cache, then continues with the next.
+While one thread waits for the disk, others copy and hash; the bytes are in the processor's cache all the time.
 """
 
 from __future__ import annotations
@@ -13,10 +13,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-import msgspec
-
 from tensorforge.checkpoint.format.codecs import Codec
-from tensorforge.checkpoint.format.dtypes import ITEM_SIZES
+from tensorforge.checkpoint.format.formats import ITEM_SIZES
 from tensorforge.checkpoint.format.manifest import (
     ChunkMetadata,
     FileEntry,
@@ -24,24 +22,24 @@ from tensorforge.checkpoint.format.manifest import (
     TensorMetadata,
     checksum,
     renumber,
+    renumber_chunks,
     running_checksum,
 )
-from tensorforge.checkpoint.parallel import Guard, run_parallel
-from tensorforge.checkpoint.progress import Meter
-from tensorforge.checkpoint.save.chunk_reuse import Frame, Increment
-from tensorforge.checkpoint.save.file_image import Bytes, FileImage, PendingChunk
+from tensorforge.checkpoint.parallel import ByteCounter, Deadline, run_parallel
+from tensorforge.checkpoint.save.chunk_reuse import EncodedChunk, Increment
+from tensorforge.checkpoint.save.file_contents import Bytes, FileContents, PendingChunk
 from tensorforge.checkpoint.save.staging import (
     aligned,
     block_buffer,
     blocks,
-    piece_buffer,
-    pieces,
+    write_buffer,
+    writes,
 )
 from tensorforge.storage.blobs import BlobStore, BlobWriter, PositionalBlobStore
 
 WORKERS = 4
 WRITERS = 5
-"""Threads that copy, hash and write: four keep a disk busy, and about one of them is copying at any time."""
+"""The number of threads that copy, hash and write: four keep a disk busy while about one copies."""
 _WRITING = "writing the checkpoint"
 
 Task = Callable[[Bytes], None]
@@ -49,7 +47,7 @@ Task = Callable[[Bytes], None]
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A finished file and those that it leans on, as the manifest lists them, and its tensors."""
+    """A file that was written and the files that its chunks refer to, for the manifest; and its tensors."""
 
     files: tuple[FileEntry, ...]
     tensors: dict[str, TensorMetadata]
@@ -57,63 +55,64 @@ class WrittenFile:
 
 def write_file(
     store: BlobStore,
-    image: FileImage,
+    contents: FileContents,
     codec: Codec | None,
-    guard: Guard,
-    meter: Meter,
+    deadline: Deadline,
+    counter: ByteCounter,
     increment: Increment | None = None,
 ) -> WrittenFile:
-    """Write a file, durably; if this raises, nothing of it is left.
+    """Write a file durably. If this raises, the file does not exist.
 
-    With an `increment`, only what that does not find in earlier files is written.
+    With an `increment`, only the chunks that it does not find in earlier files are written.
     """
     if codec is not None or increment is not None:
-        return _write_frames(store, image, _Placing(image, codec, increment), guard, meter)
-    checksums = [""] * len(image.chunks)
+        encoder = _ChunkEncoder(contents, codec, increment)
+        return _write_encoded(store, contents, encoder, deadline, counter)
+    checksums = [""] * len(contents.chunks)
     if isinstance(store, PositionalBlobStore):
-        _write_positional(store, image, checksums, guard, meter)
+        _write_positional(store, contents, checksums, deadline, counter)
     else:
-        _write_in_order(store, image, checksums, guard, meter)
-    header = image.plan.header
-    entry = FileEntry(image.plan.key, image.plan.size, len(header), checksum(header))
+        _write_in_order(store, contents, checksums, deadline, counter)
+    header = contents.plan.header
+    entry = FileEntry(contents.plan.key, contents.plan.size, len(header), checksum(header))
     stored = [
         StoredBytes(0, chunk.start, chunk.length, digest)
-        for chunk, digest in zip(image.chunks, checksums, strict=True)
+        for chunk, digest in zip(contents.chunks, checksums, strict=True)
     ]
-    return WrittenFile((entry,), _tensors(image, stored))
+    return WrittenFile((entry,), _tensors(contents, stored))
 
 
 class _BlockChecksums:
-    """The checksums of the chunks that begin in a block, taken from its pieces as they pass, in order."""
+    """Computes the checksums of the chunks that begin in a block, from the bytes of its writes in order."""
 
-    def __init__(self, image: FileImage, checksums: list[str], start: int, stop: int) -> None:
-        self._image = image
+    def __init__(self, contents: FileContents, checksums: list[str], start: int, stop: int) -> None:
+        self._contents = contents
         self._checksums = checksums
-        self._numbers = iter(image.chunks_beginning_in(start, stop))
+        self._numbers = iter(contents.chunks_beginning_in(start, stop))
         self._next()
 
     def _next(self) -> None:
         self._number = next(self._numbers, -1)
         self._running = running_checksum()
 
-    def take(self, start: int, piece: Bytes) -> None:
-        """Look at the file's bytes from `start`."""
-        stop = start + len(piece)
+    def update(self, start: int, content: Bytes) -> None:
+        """Add the bytes of the file from `start` on."""
+        stop = start + len(content)
         while self._number >= 0:
-            chunk = self._image.chunks[self._number]
+            chunk = self._contents.chunks[self._number]
             if chunk.start >= stop:
                 return
             low, high = max(chunk.start, start), min(chunk.start + chunk.length, stop)
-            self._running.update(piece[low - start : high - start].data)
+            self._running.update(content[low - start : high - start].data)
             if chunk.start + chunk.length > stop:
                 return
             self._finish()
 
     def close(self, stop: int) -> None:
-        """Complete a chunk that goes on beyond the block's end."""
+        """Add the bytes of the last chunk that are after the end of the block."""
         if self._number >= 0:
-            chunk = self._image.chunks[self._number]
-            self._running.update(self._image.chunk_bytes(chunk)[stop - chunk.start :].data)
+            chunk = self._contents.chunks[self._number]
+            self._running.update(self._contents.chunk_bytes(chunk)[stop - chunk.start :].data)
             self._finish()
 
     def _finish(self) -> None:
@@ -123,172 +122,177 @@ class _BlockChecksums:
 
 def _write_positional(
     store: PositionalBlobStore,
-    image: FileImage,
+    contents: FileContents,
     checksums: list[str],
-    guard: Guard,
-    meter: Meter,
+    deadline: Deadline,
+    counter: ByteCounter,
 ) -> None:
-    writer = store.open_positional(image.plan.key, image.plan.size)
-    workplace = functools.partial(piece_buffer, guard)
-    starts = [chunk.start for chunk in image.chunks]
+    writer = store.open_positional(contents.plan.key, contents.plan.size)
+    buffer = functools.partial(write_buffer, deadline)
+    starts = [chunk.start for chunk in contents.chunks]
 
     def tasks() -> Iterator[Task]:
-        for start, length in blocks(image.plan.size, starts):
+        for start, length in blocks(contents.plan.size, starts):
 
             def task(scratch: Bytes, start: int = start, stop: int = start + length) -> None:
-                passing = _BlockChecksums(image, checksums, start, stop)
-                for at, size in pieces(start, stop):
-                    piece = image.block(at, aligned(size), scratch)
-                    passing.take(at, piece)
-                    writer.write_at(at, piece.data)
-                    meter.add(size)
-                passing.close(stop)
+                hashes = _BlockChecksums(contents, checksums, start, stop)
+                for at, size in writes(start, stop):
+                    content = contents.read(at, aligned(size), scratch)
+                    hashes.update(at, content)
+                    writer.write_at(at, content.data)
+                    counter.add(size)
+                hashes.close(stop)
 
             yield task
 
     try:
-        run_parallel(tasks(), workplace, workers=WRITERS, guard=guard, what=_WRITING)
-        guard.check(_WRITING)
-        writer.commit(image.plan.size)
+        run_parallel(tasks(), buffer, workers=WRITERS, deadline=deadline, what=_WRITING)
+        deadline.check(_WRITING)
+        writer.commit(contents.plan.size)
     except BaseException:
         writer.abort()
         raise
 
 
 def _write_in_order(
-    store: BlobStore, image: FileImage, checksums: list[str], guard: Guard, meter: Meter
+    store: BlobStore,
+    contents: FileContents,
+    checksums: list[str],
+    deadline: Deadline,
+    counter: ByteCounter,
 ) -> None:
     def task(scratch: Bytes) -> None:
-        passing = _BlockChecksums(image, checksums, 0, image.plan.size)
-        with store.open_writer(image.plan.key, image.plan.size) as writer:
-            for start, length in blocks(image.plan.size):
-                guard.check(_WRITING)
-                block = image.block(start, length, scratch)
-                passing.take(start, block)
-                writer.append(block.data)
-                meter.add(length)
+        hashes = _BlockChecksums(contents, checksums, 0, contents.plan.size)
+        with store.open_writer(contents.plan.key, contents.plan.size) as writer:
+            for start, length in blocks(contents.plan.size):
+                deadline.check(_WRITING)
+                content = contents.read(start, length, scratch)
+                hashes.update(start, content)
+                writer.append(content.data)
+                counter.add(length)
             writer.commit()
 
-    workplace = functools.partial(block_buffer, guard)
-    run_parallel([task], workplace, workers=1, guard=guard, what=_WRITING)
+    buffer = functools.partial(block_buffer, deadline)
+    run_parallel([task], buffer, workers=1, deadline=deadline, what=_WRITING)
 
 
-class _OrderedFrames:
-    """Takes placed chunks in any order and appends those that are new in theirs."""
+class _OrderedChunks:
+    """Receives chunks in any order and appends the new ones to the file in the order of their numbers."""
 
-    def __init__(self, writer: BlobWriter, meter: Meter) -> None:
+    def __init__(self, writer: BlobWriter, counter: ByteCounter) -> None:
         self._writer = writer
-        self._meter = meter
+        self._counter = counter
         self._lock = threading.Lock()
-        self._waiting: dict[int, tuple[Frame | StoredBytes, int]] = {}
+        self._waiting: dict[int, tuple[EncodedChunk | StoredBytes, int]] = {}
         self.size = 0
         self.stored: list[StoredBytes] = []
 
-    def put(self, number: int, placed: Frame | StoredBytes, raw_size: int) -> None:
+    def put(self, number: int, chunk: EncodedChunk | StoredBytes, raw_size: int) -> None:
         with self._lock:
-            self._waiting[number] = (placed, raw_size)
+            self._waiting[number] = (chunk, raw_size)
             while len(self.stored) in self._waiting:
-                placed, raw_size = self._waiting.pop(len(self.stored))
+                chunk, raw_size = self._waiting.pop(len(self.stored))
                 self.stored.append(
-                    self._append(placed) if isinstance(placed, Frame) else _behind_own(placed)
+                    self._append(chunk)
+                    if isinstance(chunk, EncodedChunk)
+                    else _after_own_file(chunk)
                 )
-                self._meter.add(raw_size)
+                self._counter.add(raw_size)
 
-    def _append(self, frame: Frame) -> StoredBytes:
-        self._writer.append(frame.content)
-        start, length = self.size, len(frame.content)
+    def _append(self, chunk: EncodedChunk) -> StoredBytes:
+        self._writer.append(chunk.content)
+        start, length = self.size, len(chunk.content)
         self.size += length
-        base = None if frame.base is None else _behind_own(frame.base)
-        check = checksum(frame.content)
-        return StoredBytes(0, start, length, check, frame.codec, frame.digest, base)
+        base = None if chunk.base is None else _after_own_file(chunk.base)
+        check = checksum(chunk.content)
+        return StoredBytes(0, start, length, check, chunk.codec, chunk.digest, base)
 
 
-def _behind_own(stored: StoredBytes) -> StoredBytes:
-    """In the manifest the file that is being written comes first, those of the increment follow."""
+def _after_own_file(stored: StoredBytes) -> StoredBytes:
+    """The same bytes in a list where the files of the increment follow the file that is being written."""
     return renumber(stored, lambda file: file + 1)
 
 
-class _Placing:
-    """Decides about chunks: found in earlier files, compressed, or as they are."""
+class _ChunkEncoder:
+    """Finds a chunk in earlier files, or encodes it, or leaves it as it is."""
 
-    def __init__(self, image: FileImage, codec: Codec | None, increment: Increment | None) -> None:
-        self._image = image
+    def __init__(
+        self, contents: FileContents, codec: Codec | None, increment: Increment | None
+    ) -> None:
+        self._contents = contents
         self._codec = codec
         self._increment = increment
         self.files = () if increment is None else increment.files
 
-    def place(self, chunk: PendingChunk) -> Frame | StoredBytes:
-        raw = self._image.chunk_bytes(chunk).data
-        segment = self._image.segment_of(chunk)
+    def encode(self, chunk: PendingChunk) -> EncodedChunk | StoredBytes:
+        raw = self._contents.chunk_bytes(chunk).data
+        placed = self._contents.box_of(chunk)
         if self._increment is not None:
-            placed = self._increment.place(segment.name, segment.dtype, chunk.box, raw)
-            if placed is not None:
-                return placed
+            reused = self._increment.reuse(placed.name, placed.dtype, chunk.box, raw)
+            if reused is not None:
+                return reused
         if self._codec is not None:
-            return compressed(raw, ITEM_SIZES[segment.dtype], self._codec)
-        return Frame(raw)
+            return _compress(raw, ITEM_SIZES[placed.dtype], self._codec)
+        return EncodedChunk(raw)
 
 
-def compressed(raw: memoryview, item_size: int, codec: Codec) -> Frame:
-    """A chunk made smaller by a codec, or as it is if that does not make it smaller."""
+def _compress(raw: memoryview, item_size: int, codec: Codec) -> EncodedChunk:
+    """The chunk encoded by a codec, or raw if the codec does not make it smaller."""
     encoded = codec.encode(raw, item_size)
     if len(encoded) >= len(raw):
-        return Frame(raw)
-    return Frame(encoded, codec.name, checksum(raw))
+        return EncodedChunk(raw)
+    return EncodedChunk(encoded, codec.name, checksum(raw))
 
 
-def _write_frames(
-    store: BlobStore, image: FileImage, placing: _Placing, guard: Guard, meter: Meter
+def _write_encoded(
+    store: BlobStore,
+    contents: FileContents,
+    encoder: _ChunkEncoder,
+    deadline: Deadline,
+    counter: ByteCounter,
 ) -> WrittenFile:
-    with store.open_writer(image.plan.key) as writer:
-        frames = _OrderedFrames(writer, meter)
+    with store.open_writer(contents.plan.key) as writer:
+        chunks = _OrderedChunks(writer, counter)
 
         def tasks() -> Iterator[Callable[[None], None]]:
-            for number, chunk in enumerate(image.chunks):
+            for number, chunk in enumerate(contents.chunks):
 
                 def task(_: None, number: int = number, chunk: PendingChunk = chunk) -> None:
-                    frames.put(number, placing.place(chunk), chunk.length)
+                    chunks.put(number, encoder.encode(chunk), chunk.length)
 
                 yield task
 
-        run_parallel(tasks(), contextlib.nullcontext, workers=WORKERS, guard=guard, what=_WRITING)
-        guard.check(_WRITING)
-        if frames.size:  # if nothing is new, there is no file
+        run_parallel(
+            tasks(), contextlib.nullcontext, workers=WORKERS, deadline=deadline, what=_WRITING
+        )
+        deadline.check(_WRITING)
+        if chunks.size:  # without new chunks there is no file
             writer.commit()
-    own = FileEntry(image.plan.key, frames.size)
-    return _without_unused((own, *placing.files), _tensors(image, frames.stored))
+    own = FileEntry(contents.plan.key, chunks.size)
+    return _without_unused((own, *encoder.files), _tensors(contents, chunks.stored))
 
 
 def _without_unused(
     files: tuple[FileEntry, ...], tensors: dict[str, TensorMetadata]
 ) -> WrittenFile:
-    """Leave out files that no chunk lies in, so that a checkpoint is tied to as few others as can be."""
+    """Leave out the files without chunks, so that a checkpoint depends on as few others as possible."""
     used: dict[int, int] = {}
 
     def number(file: int) -> int:
         return used.setdefault(file, len(used))
 
-    kept = {
-        name: msgspec.structs.replace(
-            tensor,
-            chunks=tuple(
-                msgspec.structs.replace(chunk, data=renumber(chunk.data, number))
-                for chunk in tensor.chunks
-            ),
-        )
-        for name, tensor in tensors.items()
-    }
+    kept = {name: renumber_chunks(tensor, number) for name, tensor in tensors.items()}
     return WrittenFile(tuple(files[file] for file in used), kept)
 
 
-def _tensors(image: FileImage, stored: Iterable[StoredBytes]) -> dict[str, TensorMetadata]:
-    """The tensors that a file's chunks belong to; an empty tensor has no chunk and is there all the same."""
+def _tensors(contents: FileContents, stored: Iterable[StoredBytes]) -> dict[str, TensorMetadata]:
+    """The tensors of a file with their chunks. An empty tensor is among them, without chunks."""
     groups: dict[str, list[ChunkMetadata]] = {}
     kinds = {}
-    for segment in image.plan.segments:
-        groups.setdefault(segment.name, [])
-        kinds[segment.name] = (segment.dtype, segment.shape)
-    for chunk, data in zip(image.chunks, stored, strict=True):
-        name = image.segment_of(chunk).name
+    for placed in contents.plan.boxes:
+        groups.setdefault(placed.name, [])
+        kinds[placed.name] = (placed.dtype, placed.shape)
+    for chunk, data in zip(contents.chunks, stored, strict=True):
+        name = contents.box_of(chunk).name
         groups[name].append(ChunkMetadata(chunk.box.offset, chunk.box.shape, data))
     return {name: TensorMetadata(*kinds[name], tuple(chunks)) for name, chunks in groups.items()}

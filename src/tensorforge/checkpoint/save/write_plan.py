@@ -1,121 +1,115 @@
-"""Which files a checkpoint consists of, and which rank writes what into each. Pure."""
+"""Plans the files of a checkpoint, and which rank writes which boxes into each. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
-from tensorforge.checkpoint.format.boxes import Box
-from tensorforge.checkpoint.format.dtypes import ITEM_SIZES
+from tensorforge.checkpoint.format.boxes import Box, TensorBox
 from tensorforge.checkpoint.format.file_layout import (
     MODEL,
     consolidated_key,
-    part_key,
+    exchange_key,
     shard_key,
     single_key,
 )
 from tensorforge.checkpoint.format.formats import CheckpointFormat
-from tensorforge.checkpoint.save.assignment import Holding, assign, owners
+from tensorforge.checkpoint.save.assignment import RankBoxes, assign, owners
 
 MAX_CONSOLIDATED_BYTES = 5 << 30
-"""A model larger than this is spread over several files, as its readers expect."""
+"""A model larger than this is stored in several files, as Hugging Face libraries expect."""
 
 
 class FileAssignment(msgspec.Struct, frozen=True, array_like=True):
-    """A file and the pieces in it."""
+    """A file and the boxes in it."""
 
     key: str
-    pieces: tuple[Holding, ...]
+    boxes: tuple[TensorBox, ...]
 
 
 class RankPlan(msgspec.Struct, frozen=True, array_like=True):
-    """What one rank writes: its files, and a part for others to put together, if they need one."""
+    """The files that one rank writes.
+
+    `exchange` is a temporary file with boxes that other ranks need to complete their tensors, if there are any.
+    """
 
     files: tuple[FileAssignment, ...]
-    part: FileAssignment | None = None
+    exchange: FileAssignment | None = None
 
 
 def plan_files(
-    layout: CheckpointFormat,
-    prefix: str,
-    holdings: Sequence[Sequence[Holding]],
-    *,
-    compressed: bool,
+    layout: CheckpointFormat, prefix: str, rank_boxes: RankBoxes, *, compressed: bool
 ) -> list[RankPlan]:
-    """Plan a checkpoint from what each rank holds."""
+    """The plan of each rank for a checkpoint."""
     if layout is CheckpointFormat.MULTI_SHARD:
-        return _plan_shards(prefix, holdings, compressed=compressed)
-    ranks = 1 if layout is CheckpointFormat.SINGLE_FILE else len(holdings)
-    owner = owners(holdings, ranks)
-    whole = {holding.name: holding for held in holdings for holding in held}
-    parts = _plan_parts(prefix, holdings, owner)
+        return _plan_shards(prefix, rank_boxes, compressed=compressed)
+    ranks = 1 if layout is CheckpointFormat.SINGLE_FILE else len(rank_boxes)
+    owner = owners(rank_boxes, ranks)
+    complete = {
+        each.name: each.with_box(Box.full(each.shape)) for boxes in rank_boxes for each in boxes
+    }
+    exchanges = _plan_exchanges(prefix, rank_boxes, owner)
     if layout is CheckpointFormat.SINGLE_FILE:
-        key = single_key(prefix, compressed=compressed)
-        files = {0: [FileAssignment(key, _whole_pieces(whole, sorted(whole)))]}
+        boxes = tuple(complete[name] for name in sorted(complete))
+        files = {0: [FileAssignment(single_key(prefix, compressed=compressed), boxes)]}
     else:
-        files = _plan_consolidated(prefix, whole, owner, compressed=compressed)
-    return [RankPlan(tuple(files.get(rank, ())), part) for rank, part in enumerate(parts)]
+        files = _plan_consolidated(prefix, complete, owner, compressed=compressed)
+    return [RankPlan(tuple(files.get(rank, ())), file) for rank, file in enumerate(exchanges)]
 
 
-def _plan_shards(
-    prefix: str, holdings: Sequence[Sequence[Holding]], *, compressed: bool
-) -> list[RankPlan]:
+def _plan_shards(prefix: str, rank_boxes: RankBoxes, *, compressed: bool) -> list[RankPlan]:
     plans = []
-    for rank, pieces in enumerate(assign(holdings)):
-        key = shard_key(prefix, rank, len(holdings), compressed=compressed)
-        plans.append(RankPlan((FileAssignment(key, tuple(pieces)),) if pieces else ()))
+    for rank, boxes in enumerate(assign(rank_boxes)):
+        key = shard_key(prefix, rank, len(rank_boxes), compressed=compressed)
+        plans.append(RankPlan((FileAssignment(key, tuple(boxes)),) if boxes else ()))
     return plans
 
 
-def _plan_parts(
-    prefix: str, holdings: Sequence[Sequence[Holding]], owner: dict[str, int]
+def _plan_exchanges(
+    prefix: str, rank_boxes: RankBoxes, owner: dict[str, int]
 ) -> list[FileAssignment | None]:
-    at_home = {
-        holding.name
-        for rank, held in enumerate(holdings)
-        for holding in held
-        if owner[holding.name] == rank and holding.extent == holding.shape
+    """For each rank the exchange file with the boxes that the owners of incomplete tensors lack."""
+    complete_on_owner = {
+        each.name
+        for rank, boxes in enumerate(rank_boxes)
+        for each in boxes
+        if owner[each.name] == rank and each.is_complete
     }
-    scattered = [[held for held in rank if held.name not in at_home] for rank in holdings]
-    # Ranks must agree about tensors that stay at home too; `assign` finds out if they do not.
-    assign(holdings, split=False)
-    parts: list[FileAssignment | None] = []
-    for rank, pieces in enumerate(assign(scattered, split=False)):
-        sent = tuple(piece for piece in pieces if owner[piece.name] != rank)
-        parts.append(FileAssignment(part_key(prefix, rank), sent) if sent else None)
-    return parts
-
-
-def _plan_consolidated(
-    prefix: str, whole: dict[str, Holding], owner: dict[str, int], *, compressed: bool
-) -> dict[int, list[FileAssignment]]:
-    groups: dict[str, list[tuple[int, list[str]]]] = {"model": [], "optimizer": []}
-    for rank in sorted(set(owner.values())):
-        names = sorted(name for name, owning in owner.items() if owning == rank)
-        for kind, group in groups.items():
-            chosen = [name for name in names if name.startswith(MODEL) == (kind == "model")]
-            group.extend((rank, batch) for batch in _batches(chosen, whole))
-    files: dict[int, list[FileAssignment]] = {}
-    for kind, group in groups.items():
-        for number, (rank, names) in enumerate(group, start=1):
-            key = consolidated_key(prefix, kind, number, len(group), compressed=compressed)
-            files.setdefault(rank, []).append(FileAssignment(key, _whole_pieces(whole, names)))
+    scattered = [
+        [each for each in boxes if each.name not in complete_on_owner] for boxes in rank_boxes
+    ]
+    # Ranks must agree about the other tensors too; `assign` raises an error if they do not.
+    assign(rank_boxes, split=False)
+    files: list[FileAssignment | None] = []
+    for rank, boxes in enumerate(assign(scattered, split=False)):
+        sent = tuple(each for each in boxes if owner[each.name] != rank)
+        files.append(FileAssignment(exchange_key(prefix, rank), sent) if sent else None)
     return files
 
 
-def _batches(names: list[str], whole: dict[str, Holding]) -> list[list[str]]:
-    batches: list[list[str]] = []
-    room = 0
-    for name in names:
-        nbytes = Box.whole(whole[name].shape).size * ITEM_SIZES[whole[name].dtype]
-        if not batches or nbytes > room:
+def _plan_consolidated(
+    prefix: str, complete: dict[str, TensorBox], owner: dict[str, int], *, compressed: bool
+) -> dict[int, list[FileAssignment]]:
+    groups: dict[str, list[tuple[int, list[TensorBox]]]] = {"model": [], "optimizer": []}
+    for rank in sorted(set(owner.values())):
+        names = sorted(name for name, owning in owner.items() if owning == rank)
+        for kind, group in groups.items():
+            boxes = [complete[n] for n in names if n.startswith(MODEL) == (kind == "model")]
+            group.extend((rank, batch) for batch in _batches(boxes))
+    files: dict[int, list[FileAssignment]] = {}
+    for kind, group in groups.items():
+        for number, (rank, boxes) in enumerate(group, start=1):
+            key = consolidated_key(prefix, kind, number, len(group), compressed=compressed)
+            files.setdefault(rank, []).append(FileAssignment(key, tuple(boxes)))
+    return files
+
+
+def _batches(boxes: list[TensorBox]) -> list[list[TensorBox]]:
+    batches: list[list[TensorBox]] = []
+    left = 0
+    for each in boxes:
+        if not batches or each.nbytes > left:
             batches.append([])
-            room = MAX_CONSOLIDATED_BYTES
-        batches[-1].append(name)
-        room -= nbytes
+            left = MAX_CONSOLIDATED_BYTES
+        batches[-1].append(each)
+        left -= each.nbytes
     return batches
-
-
-def _whole_pieces(whole: dict[str, Holding], names: list[str]) -> tuple[Holding, ...]:
-    return tuple(whole[name].part(Box.whole(whole[name].shape)) for name in names)

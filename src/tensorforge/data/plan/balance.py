@@ -1,7 +1,7 @@
-"""Who keeps and who receives how much: balance within one unit, with the fewest units moved.
+"""How many units each worker keeps and receives: loads differ by at most one, with the fewest moves.
 
-Units are numbers in interval sets: samples, or whole shards. The work depends on the ranges and the
-workers, never on how many units the ranges contain.
+A unit is a sample or a shard, given as a number in an interval set. The cost of every function depends on the
+number of ranges and workers, not on the number of units.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from tensorforge.data.plan.intervals import IntervalSet, Range, union
 from tensorforge.data.plan.shards import quotas
 
 _FEW_RANGES: Final = 8
-"""So many ranges of a worker are no burden: it keeps those that it reads first."""
+"""A worker with at most this many ranges keeps those that it reads first; with more, the largest."""
 
 
 def minimum_moves(held: Sequence[int], total: int) -> int:
-    """The fewest units that must move until `total` units are balanced within one over the workers.
+    """The fewest units that must move so that the workers' shares of `total` differ by at most one.
 
-    `held[i]` is what worker *i* has already. With `q, r = divmod(total, workers)` every worker ends with
-    q units and r of them with one more; to keep most, those r places go to workers with more than q.
+    `held[i]` is how many units worker *i* holds. With `q, r = divmod(total, workers)` every worker ends
+    with q units and r workers with one more; the fewest move if these r are workers that hold more than q.
     """
     share, rest = divmod(total, len(held))
     kept = sum(min(count, share) for count in held)
@@ -28,10 +28,7 @@ def minimum_moves(held: Sequence[int], total: int) -> int:
 
 
 def fair_targets(held: Sequence[int], total: int) -> list[int]:
-    """How many units each worker ends with, chosen so that the fewest must move.
-
-    Ties go to the lower rank.
-    """
+    """How many units each worker ends with, so that the fewest must move; ties go to the lower rank."""
     share, rest = divmod(total, len(held))
     targets = [share] * len(held)
     with_surplus = [i for i, count in enumerate(held) if count > share]
@@ -44,13 +41,13 @@ def fair_targets(held: Sequence[int], total: int) -> list[int]:
 def move_least(
     held: Sequence[IntervalSet], remaining: IntervalSet, *, merge: bool = False
 ) -> list[IntervalSet]:
-    """What each worker has in the end, when as little as possible moves.
+    """Which units each worker ends with if the fewest move.
 
-    Everybody keeps the beginning of what it holds, which it needs first; so what moves is what has most
-    time to arrive. What nobody keeps fills the deficits in order of rank.
+    Every worker keeps the first units that it holds, because it reads them first; so the units that move
+    have the most time to arrive. Units that no worker keeps fill the deficits in order of rank.
 
-    With `merge` the ranges stay few over many changes: who holds many gives its smallest away first, and what
-    is free goes to the worker that holds what lies next to it, if that one has room.
+    `merge` keeps the number of ranges small over many changes: a worker with many ranges gives up its
+    smallest first, and a free range goes to the worker that holds an adjacent one, if that worker has room.
     """
     targets = fair_targets([part.size for part in held], remaining.size)
     keep = _keep_large if merge else IntervalSet.first
@@ -69,7 +66,7 @@ def move_least(
 
 
 def _keep_large(part: IntervalSet, count: int) -> IntervalSet:
-    """`count` units of `part`: its beginning, or of many ranges the largest."""
+    """`count` units of `part`: the first ones, or, if it has many ranges, those of the largest."""
     if len(part.ranges) <= _FEW_RANGES:
         return part.first(count)
     kept: list[Range] = []
@@ -86,9 +83,9 @@ def _join_neighbours(
     deficits: list[int],
     received: list[list[Range]],
 ) -> list[Range]:
-    """Let workers with a deficit grow into the free ranges beside theirs, and return what is left of those.
+    """Give free ranges to workers with a deficit that hold an adjacent range, and return the remaining ones.
 
-    `deficits` and `received` are brought up to date.
+    `deficits` and `received` are updated.
     """
     wanting = [(rank, part) for rank, part in enumerate(kept) if deficits[rank]]
     before = {stop: rank for rank, part in wanting for _, stop in part}
@@ -110,12 +107,12 @@ def _join_neighbours(
 
 
 def deal(remaining: IntervalSet, workers: int) -> list[IntervalSet]:
-    """Neighbouring units for each worker, in order of rank, whoever holds them now."""
+    """Contiguous units for each worker in order of rank, no matter which worker holds them now."""
     return [IntervalSet(tuple(part)) for part in _cut(remaining, quotas(remaining.size, workers))]
 
 
 def _cut(pool: Iterable[Range], sizes: Sequence[int]) -> list[list[Range]]:
-    """The ranges of `pool`, in order, cut into runs of these sizes; together they are the pool."""
+    """Split the ranges of `pool`, in order, into lists with these numbers of units."""
     result: list[list[Range]] = [[] for _ in sizes]
     index, room = -1, 0
     for start, stop in pool:

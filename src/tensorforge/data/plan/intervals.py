@@ -1,4 +1,4 @@
-"""Sets of positions as sorted, disjoint ranges: their cost depends on the ranges, never on the positions."""
+"""Sets of positions as sorted, disjoint ranges: cost depends on the number of ranges, not of positions."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ Range = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class IntervalSet:
-    """A set of whole numbers from 0 up, held as the fewest half-open ranges that make it.
+    """A set of whole numbers from 0 up, stored as the fewest half-open ranges.
 
-    `ranges` is in canonical form: ascending, none empty, none touching another. `IntervalSet.of` brings
-    any ranges into that form; the constructor demands it.
+    `ranges` must be canonical: ascending, none empty, none adjacent to another. `IntervalSet.of` makes
+    canonical ranges of any ranges.
     """
 
     ranges: tuple[Range, ...] = ()
@@ -30,18 +30,18 @@ class IntervalSet:
         for start, stop in self.ranges:
             if not last < start < stop:
                 raise InvalidInputError(
-                    f"ranges: [{start}, {stop}) after {last} is not ascending, apart and non-empty"
+                    f"ranges: [{start}, {stop}) must be non-empty and start above {last}"
                 )
             last = stop
 
     @classmethod
     def of(cls, ranges: Iterable[Range]) -> IntervalSet:
-        """The union of any ranges: in any order, overlapping, empty; a reversed one is an error."""
+        """The union of ranges in any order, which may overlap or be empty; a reversed range is an error."""
         return cls(tuple(_coalesce(sorted(ranges))))
 
     @classmethod
     def span(cls, stop: int, start: int = 0) -> IntervalSet:
-        """Everything in `[start, stop)`."""
+        """All numbers in `[start, stop)`."""
         return cls.of([(start, stop)])
 
     @property
@@ -59,7 +59,7 @@ class IntervalSet:
         return iter(self.ranges)
 
     def __len__(self) -> int:
-        """How many ranges make the set."""
+        """How many ranges the set has."""
         return len(self.ranges)
 
     def __contains__(self, position: object) -> bool:
@@ -69,7 +69,7 @@ class IntervalSet:
         return index < len(self.ranges) and self.ranges[index][0] <= position
 
     def next_gap(self, position: int) -> tuple[int, int | None]:
-        """The first numbers from `position` on that are not in the set; `None`: without an end."""
+        """The first range at or after `position` that is not in the set; its stop is `None` if unbounded."""
         index = self._first_ending_after(position)
         if index < len(self.ranges) and self.ranges[index][0] <= position:
             position = self.ranges[index][1]
@@ -91,11 +91,11 @@ class IntervalSet:
         return IntervalSet(tuple(_subtract(self.ranges, other.ranges)))
 
     def isdisjoint(self, other: IntervalSet) -> bool:
-        """Whether nothing is in both."""
+        """Whether no number is in both sets."""
         return next(_intersect(self.ranges, other.ranges), None) is None
 
     def issuperset(self, other: IntervalSet) -> bool:
-        """Whether everything in `other` is here too."""
+        """Whether every number of `other` is in this set."""
         return next(_subtract(other.ranges, self.ranges), None) is None
 
     def covers(self, start: int, stop: int) -> bool:
@@ -118,7 +118,7 @@ class IntervalSet:
         return self.split(count)[0]
 
     def split(self, count: int) -> tuple[IntervalSet, IntervalSet]:
-        """The `count` smallest numbers, and the others."""
+        """The `count` smallest numbers, and the rest."""
         if count < 0:
             raise InvalidInputError(f"count = {count}: must not be negative")
         if count >= self.size:
@@ -135,7 +135,7 @@ class IntervalSet:
         raise AssertionError("unreachable: count is below the size")
 
     def pack(self) -> bytes:
-        """A few bytes that `unpack` understands: gaps and lengths as variable-length numbers."""
+        """Encode the set in a few bytes: each gap and length as a variable-length number."""
         last, numbers = 0, []
         for start, stop in self.ranges:
             numbers += [start - last, stop - start]
@@ -144,7 +144,7 @@ class IntervalSet:
 
     @classmethod
     def unpack(cls, data: bytes) -> IntervalSet:
-        """The set that `pack` wrote; anything else is an `EncodingError`."""
+        """Decode what `pack` encoded; anything else is an `EncodingError`."""
         numbers = unpack_numbers(data)
         if len(numbers) % 2:
             raise EncodingError("an interval set has a gap and a length for each range")
@@ -165,12 +165,12 @@ NOTHING = IntervalSet()
 
 
 def union(sets: Iterable[IntervalSet]) -> IntervalSet:
-    """Everything that is in any of the sets."""
+    """The numbers that are in any of the sets."""
     return IntervalSet.of(chain.from_iterable(sets))
 
 
 def pack_numbers(numbers: Iterable[int]) -> bytes:
-    """Whole numbers from 0 up, seven bits a byte, lowest first; the high bit says that more follow."""
+    """Encode whole numbers from 0 up, seven bits per byte, lowest first; a set high bit: more bytes follow."""
     packed = bytearray()
     for number in numbers:
         while number > 0x7F:
@@ -181,7 +181,7 @@ def pack_numbers(numbers: Iterable[int]) -> bytes:
 
 
 def unpack_numbers(data: bytes) -> list[int]:
-    """The numbers that `pack_numbers` wrote."""
+    """Decode what `pack_numbers` encoded; a truncated last number is an `EncodingError`."""
     numbers, number, shift = [], 0, 0
     for byte in data:
         number |= (byte & 0x7F) << shift
@@ -190,7 +190,7 @@ def unpack_numbers(data: bytes) -> list[int]:
             numbers.append(number)
             number, shift = 0, 0
     if shift:
-        raise EncodingError("the last number is cut off")
+        raise EncodingError("the last number is truncated")
     return numbers
 
 

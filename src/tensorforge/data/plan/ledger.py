@@ -1,7 +1,7 @@
-"""Which samples of an epoch have been learned from: the proof that each comes exactly once.
+"""Which positions of an epoch were consumed by committed steps: the proof that each is consumed once.
 
-A ledger knows nothing of workers. Its cursors move with a committed step and in no other way, and whoever
-reads it later, on any number of workers, goes on from the same place.
+A ledger contains nothing about workers. Only a committed step changes it, so any number of workers that read
+it later continue at the same position.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from tensorforge.data.plan.intervals import (
 )
 from tensorforge.data.plan.shards import DataShard, partition
 from tensorforge.errors import ConflictError, EncodingError, IntegrityError, InvalidInputError
+from tensorforge.validation import whole_number
 
 _PACKED_FORMAT = 1
 
@@ -27,7 +28,7 @@ _cached_partition = lru_cache(maxsize=64)(partition)
 
 @dataclass(frozen=True, slots=True)
 class LedgerProof:
-    """What `Ledger.prove` found to be true."""
+    """What `Ledger.prove` has checked: `consumed` and `remaining` together are every position, each once."""
 
     epoch: int
     committed_step: int
@@ -37,7 +38,7 @@ class LedgerProof:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the epoch is over: every sample was in exactly one committed step."""
+        """Whether the epoch is complete: every sample was in exactly one committed step."""
         return not self.remaining
 
     def __str__(self) -> str:
@@ -49,10 +50,10 @@ class LedgerProof:
 
 @dataclass(frozen=True, slots=True)
 class Ledger:
-    """The state of one epoch: `consumed` positions, and the step that was committed last (-1: none).
+    """The state of one epoch: the `consumed` positions and the last committed step (-1: none).
 
-    A value: `commit` returns the next ledger and leaves this one as it was, so a step that fails
-    has changed nothing. `samples` counts what was committed, apart from `consumed`; `prove` compares.
+    A ledger is immutable: `commit` returns the next one, so a step that fails changes nothing. `samples`
+    counts the committed samples independently of `consumed`; `prove` compares the two.
     """
 
     size: int
@@ -64,11 +65,8 @@ class Ledger:
 
     def __post_init__(self) -> None:
         for name, least in (("size", 0), ("shards", 1), ("epoch", 0), ("committed_step", -1)):
-            value = getattr(self, name)
-            if type(value) is not int or value < least:
-                raise InvalidInputError(f"{name} = {value!r}: must be a whole number, {least} up")
-        if type(self.samples) is not int:
-            raise InvalidInputError(f"samples = {self.samples!r}: must be a whole number")
+            whole_number(name, getattr(self, name), least=least)
+        whole_number("samples", self.samples)
         if self.consumed and self.consumed.ranges[-1][1] > self.size:
             raise InvalidInputError(f"consumed reaches beyond the {self.size} samples of an epoch")
 
@@ -79,7 +77,7 @@ class Ledger:
 
     @property
     def remaining(self) -> IntervalSet:
-        """The positions that no committed step has taken."""
+        """The positions that no committed step has consumed."""
         return IntervalSet.span(self.size) - self.consumed
 
     @property
@@ -88,11 +86,11 @@ class Ledger:
         return self.consumed.size == self.size
 
     def cursor(self, shard_id: int) -> int:
-        """The first position of the shard that remains; its end if none does."""
+        """The first remaining position of the shard; the shard's end if none remains."""
         return self.batch(shard_id, 1).start_index
 
     def batch(self, shard_id: int, batch_size: int) -> DataShard:
-        """The next neighbouring positions of a shard, at most `batch_size`; empty when none remain."""
+        """The next contiguous remaining positions of a shard, at most `batch_size`; empty if none remain."""
         shard = self._shard(shard_id)
         if batch_size < 1:
             raise InvalidInputError(f"batch_size = {batch_size}: must be at least 1")
@@ -102,22 +100,22 @@ class Ledger:
         return DataShard(shard_id, start, max(start, min(end, start + batch_size)))
 
     def next_batches(self, batch_size: int) -> tuple[DataShard, ...]:
-        """What the next step takes: one micro-batch from every shard that has samples left."""
+        """What the next step takes: one micro-batch from every shard with remaining samples."""
         batches = (self.batch(shard.shard_id, batch_size) for shard in self.partition)
         return tuple(batch for batch in batches if batch.size)
 
     def steps(self, batch_size: int) -> Iterator[tuple[DataShard, ...]]:
-        """The batches of each step from here to the end of the epoch, if every step is committed."""
+        """The batches of each step up to the end of the epoch, provided that every step is committed."""
         ledger = self
         while taken := ledger.next_batches(batch_size):
             yield taken
             ledger = ledger.commit(ledger.committed_step + 1, taken)
 
     def commit(self, step: int, taken: Iterable[DataShard | Range]) -> Ledger:
-        """The ledger after `step` has taken these ranges: all of them, or an error and none.
+        """The ledger after `step` has consumed all of these ranges.
 
-        `step` must follow the last one; a range that was taken before, comes twice, or lies outside
-        the epoch is a `ConflictError`.
+        `ConflictError` if `step` does not follow the last one, or if a range was consumed before, occurs
+        twice or lies outside the epoch.
         """
         if step != self.committed_step + 1:
             raise ConflictError(f"step {step} does not follow {self.committed_step}")
@@ -129,7 +127,9 @@ class Ledger:
         if added.size != count:
             raise ConflictError(f"step {step} takes a sample twice")
         if added.ranges[-1][1] > self.size:
-            raise ConflictError(f"step {step} takes {added}, beyond the {self.size} of an epoch")
+            raise ConflictError(
+                f"step {step} takes {added}, beyond the {self.size} samples of an epoch"
+            )
         if again := added & self.consumed:
             raise ConflictError(f"step {step} takes {again} again")
         return replace(
@@ -140,32 +140,32 @@ class Ledger:
         )
 
     def next_epoch(self) -> Ledger:
-        """The empty ledger of the following epoch; an error while samples remain."""
+        """The ledger of the next epoch; a `ConflictError` while samples remain."""
         if not self.is_complete:
             raise ConflictError(f"epoch {self.epoch} is not over: {self.remaining} remain")
         return Ledger(self.size, self.shards, self.epoch + 1, self.committed_step)
 
     def prove(self) -> LedgerProof:
-        """Check that consumed and remaining are disjoint and complete; otherwise `IntegrityError`."""
+        """Check that consumed and remaining positions are disjoint and complete; otherwise `IntegrityError`."""
         consumed, remaining = self.consumed, self.remaining
         if self.samples != consumed.size:
             raise IntegrityError(
                 f"epoch {self.epoch}: {self.samples} samples were committed, "
                 f"but {consumed.size} different ones"
             )
-        whole = consumed | remaining
-        if not consumed.isdisjoint(remaining) or whole != IntervalSet.span(self.size):
+        everything = consumed | remaining
+        if not consumed.isdisjoint(remaining) or everything != IntervalSet.span(self.size):
             raise IntegrityError(f"epoch {self.epoch}: consumed and remaining do not add up")
         return LedgerProof(self.epoch, self.committed_step, self.size, consumed, remaining)
 
     def pack(self) -> bytes:
-        """A few bytes for a checkpoint or a message: three or four per unfinished shard."""
+        """Encode the ledger for a checkpoint or a message, in three or four bytes per unfinished shard."""
         numbers = (self.size, self.shards, self.epoch, self.committed_step + 1, self.samples)
         return pack_numbers((_PACKED_FORMAT, *numbers)) + self.consumed.pack()
 
     @classmethod
     def unpack(cls, data: bytes) -> Ledger:
-        """The ledger that `pack` wrote; anything else is an `EncodingError`."""
+        """Decode what `pack` encoded; anything else is an `EncodingError`."""
         numbers = unpack_numbers(data)
         if len(numbers) < 6 or numbers[0] != _PACKED_FORMAT:
             raise EncodingError("not a packed ledger of a known format")
@@ -185,5 +185,5 @@ class Ledger:
 
 
 def as_range(item: DataShard | Range) -> Range:
-    """A shard or a pair as a pair."""
+    """A shard or a range as a range."""
     return (item.start_index, item.end_index) if isinstance(item, DataShard) else item

@@ -1,16 +1,14 @@
-"""The shuffled order of an epoch as a keyed bijection: no permutation is ever stored.
+"""The shuffled order of an epoch as a keyed bijection from position to sample: no permutation is stored.
 
-    position in the epoch  ──▶  number of the sample
+A number below `m` is split into two digits of radix about √m. Each of a few rounds adds a keyed hash of one
+digit to the other, modulo its radix. Every round can be inverted, so all rounds together are a bijection on a
+domain barely larger than `m`. A result that is not below `m` goes through the rounds again until it is (cycle
+walking; needed about once in √m). Every position costs the same, which makes seeking O(1).
 
-A number below `m` is split into two digits of radix about √m; each of a few rounds adds a keyed
-hash of one digit to the other, modulo its radix. Every round can be undone, so the whole is a bijection on a
-domain barely larger than `m`; a result outside is sent through again until it falls inside (cycle walking,
-needed once in √m). Any position costs the same, first or last: that is the O(1) seek.
+With `block > 1` reads stay local: storage is split into blocks of consecutive samples, the blocks are put into
+a keyed order, and samples are mixed only within windows of `window` consecutive blocks of that order.
 
-Reads stay local with `block > 1`: storage is cut into blocks of neighbouring samples, the blocks
-are dealt in a keyed order, and samples mix only within windows of `window` consecutive blocks of that order.
-
-`order[i]` is plain Python; `take` does the same arithmetic on numpy arrays.
+`order[i]` computes in Python; `take` does the same arithmetic on numpy arrays.
 """
 
 from __future__ import annotations
@@ -23,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from tensorforge.data.plan.shards import DataShard, partition
 from tensorforge.errors import InvalidInputError
+from tensorforge.validation import whole_number
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,12 +32,10 @@ if TYPE_CHECKING:
 
 MAX_SIZE = 1 << 62
 _ROUNDS = 6
-_ROUNDS_WHEN_SMALL = (
-    16  # few digits mix slowly: below `_SMALL`, six rounds favour some orders visibly
-)
-_SMALL = 1 << 10
+_ROUNDS_WHEN_SMALL = 16
+_SMALL = 1 << 10  # below this size six rounds visibly favour some orders
 _WORD = (1 << 64) - 1
-# Odd multipliers with well-spread bits: they turn a change in any input bit into many output bits.
+# Odd multipliers with many set bits: a change of any input bit changes many output bits.
 _SPREAD = 0x9E3779B97F4A7C15
 _FINISH = 0xD6E8FEB86659FD93
 _TWEAK = 0xC2B2AE3D27D4EB4F
@@ -46,11 +43,11 @@ _CHUNK = 1 << 13  # numbers per pass: the four working arrays stay in the proces
 
 
 class Order(Protocol):
-    """Which sample stands at which position of an epoch."""
+    """A bijection from the positions of an epoch to the samples."""
 
     @property
     def size(self) -> int:
-        """How many positions, and samples, there are."""
+        """The number of positions, which is the number of samples."""
         ...
 
     def __getitem__(self, position: int) -> int: ...
@@ -61,7 +58,7 @@ class Order(Protocol):
 
 
 class _Bijection:
-    """A keyed bijection on `[0, size)`; a different `tweak` is a different bijection."""
+    """A keyed bijection on `[0, size)`; each `tweak` selects another bijection."""
 
     __slots__ = ("_keys", "_radices", "size")
 
@@ -99,7 +96,7 @@ class _Bijection:
         return digits[0] * self._radices[1] + digits[1]
 
     def apply_array(self, values: Words, tweaks: Words | int = 0) -> Words:
-        """`apply` on each value; `tweaks` is one for all or one for each."""
+        """`apply` to each value; `tweaks` is one number for all values or one for each."""
         result = self._once_array(values, tweaks)
         while (outside := (result >= self.size).nonzero()[0]).size:
             chosen = tweaks if isinstance(tweaks, int) else tweaks[outside]
@@ -123,7 +120,7 @@ class _Bijection:
             hashed *= radix
             hashed >>= np.uint64(32)
             mine += hashed
-            # Below twice the radix: of the sum and the wrapped-around difference, the smaller is right.
+            # The sum is below twice the radix; of it and the difference, which may wrap, the smaller is right.
             np.subtract(mine, radix, out=scratch)
             np.minimum(mine, scratch, out=mine)
         high, low = digits
@@ -148,10 +145,10 @@ def _offset_array(key: int, tweaks: Words | int) -> Any:
 
 
 class ShuffledOrder:
-    """The order of one epoch: a bijection from positions to samples, fixed by its arguments.
+    """The shuffled order of one epoch; equal arguments give the same order everywhere.
 
-    `stream` tells apart orders that share everything else. With `block = 1` every order of samples
-    is reachable; with a larger block, a run of `window * block` positions reads from `window` blocks.
+    Orders with different `stream` are independent. With `block = 1` all samples are mixed; with a
+    larger block, every `window * block` consecutive positions read from `window` blocks.
     """
 
     def __init__(
@@ -163,12 +160,12 @@ class ShuffledOrder:
         window: int = 16,
         stream: int = 0,
     ) -> None:
-        _whole("size", size, 0, MAX_SIZE)
-        _whole("seed", seed, None, None)
-        _whole("epoch", epoch, 0, None)
-        _whole("block", block, 1, None)
-        _whole("window", window, 1, None)
-        _whole("stream", stream, 0, None)
+        whole_number("size", size, least=0, most=MAX_SIZE)
+        whole_number("seed", seed)
+        whole_number("epoch", epoch, least=0)
+        whole_number("block", block, least=1)
+        whole_number("window", window, least=1)
+        whole_number("stream", stream, least=0)
         self.size, self.seed, self.epoch = size, seed, epoch
         self.block, self.window, self.stream = block, window, stream
         identity = f"{size} {seed} {epoch} {block} {window} {stream}"
@@ -178,7 +175,7 @@ class ShuffledOrder:
         keys = _keys(f"window {identity}")
         self._inside = _Bijection(self._run, keys)
         self._inside_last = _Bijection(size % self._run, keys)
-        # The incomplete block, if there is one, stands at a place of its own among the others.
+        # An incomplete last block gets a keyed place among the others.
         place = int.from_bytes(hashlib.sha256(identity.encode()).digest()[:8]) * (size // block + 1)
         self._tail_start = (place >> 64) * block
 
@@ -191,7 +188,7 @@ class ShuffledOrder:
         return self._place(self._mix(position, back=False))
 
     def position_of(self, sample: int) -> int:
-        """Where `sample` stands in this epoch: the inverse of `order[position]`."""
+        """The position of `sample` in this epoch: the inverse of `order[position]`."""
         if not 0 <= sample < self.size:
             raise IndexError(f"sample {sample} is not in [0, {self.size})")
         number, offset = divmod(sample, self.block)
@@ -203,7 +200,7 @@ class ShuffledOrder:
         return self._mix(position + offset, back=True)
 
     def _mix(self, position: int, *, back: bool) -> int:
-        """Shuffle, or unshuffle, within the window that `position` lies in."""
+        """Shuffle (or, with `back`, undo it) within the window that contains `position`."""
         if self.block == 1:
             return position
         run, offset = divmod(position, self._run)
@@ -213,7 +210,7 @@ class ShuffledOrder:
         return run * self._run + moved
 
     def _place(self, position: int) -> int:
-        """The sample at `position` of the dealt blocks."""
+        """The sample at `position` of the blocks in their keyed order."""
         if self._tail and position >= self._tail_start:
             if position < self._tail_start + self._tail:
                 return self.size - self._tail + position - self._tail_start
@@ -239,7 +236,7 @@ class ShuffledOrder:
         if self.block == 1:
             return positions
         whole = self.size - self.size % self._run
-        split = int((positions < whole).sum())  # positions ascend: whole windows, then the last one
+        split = int((positions < whole).sum())  # positions ascend: complete windows, then the last
         for part, bijection in (
             (positions[:split], self._inside),
             (positions[split:], self._inside_last),
@@ -259,21 +256,21 @@ class ShuffledOrder:
         numbers, offsets = _divmod(shifted, self.block)
         samples = offsets
         if self._blocks.size:
-            # A chunk of positions has few blocks, next to each other before they are dealt.
+            # A chunk of positions covers few blocks, which are consecutive before they are reordered.
             numbers[in_tail] = 0 if in_tail.all() else numbers[~in_tail][0]
             low = numbers.min()
-            dealt = self._blocks.apply_array(np.arange(low, numbers.max() + 1, dtype=np.uint64))
-            samples = samples + dealt[(numbers - low).view(np.int64)] * np.uint64(self.block)
+            placed = self._blocks.apply_array(np.arange(low, numbers.max() + 1, dtype=np.uint64))
+            samples = samples + placed[(numbers - low).view(np.int64)] * np.uint64(self.block)
         first = self.size - self._tail - self._tail_start
         samples[in_tail] = (positions[in_tail].view(np.int64) + first).view(np.uint64)
         return samples
 
 
 class ShardLocalOrder:
-    """An order that shuffles each shard within itself: a shard has the same samples in every epoch.
+    """An order that shuffles only within each shard, so that a shard has the same samples in every epoch.
 
-    For shards that workers hold as bytes: an epoch's end moves nothing. Pack the samples in a
-    shuffled order once, so that a shard is a fair draw of them.
+    It is meant for workers that store their shards: no data moves between epochs. Shuffle the samples once
+    when packing, so that every shard is a random sample of the data set.
     """
 
     def __init__(self, size: int, shards: int, seed: int = 0, epoch: int = 0) -> None:
@@ -329,12 +326,3 @@ def _divmod(values: Words, divisor: int) -> tuple[Words, Words]:
 def _keys(identity: str) -> tuple[int, ...]:
     words = hashlib.shake_256(identity.encode()).digest(8 * _ROUNDS_WHEN_SMALL)
     return tuple(int.from_bytes(words[at : at + 8]) for at in range(0, len(words), 8))
-
-
-def _whole(name: str, value: object, least: int | None, most: int | None) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidInputError(f"{name} = {value!r}: must be a whole number")
-    if least is not None and value < least:
-        raise InvalidInputError(f"{name} = {value}: must be at least {least}")
-    if most is not None and value > most:
-        raise InvalidInputError(f"{name} = {value}: must be at most {most}")

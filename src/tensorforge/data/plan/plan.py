@@ -1,4 +1,4 @@
-"""A redistribution as frozen data: who has what in the end, and what moves from where to get there."""
+"""A redistribution plan: which worker owns which shards afterwards, and the transfers that lead there."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from tensorforge.data.plan.intervals import NOTHING, IntervalSet
 from tensorforge.data.plan.shards import DataShard
 
 Ownership = Mapping[WorkerId, IntervalSet]
-"""The positions that each worker holds; nobody holds what another one does."""
+"""The positions that each worker holds. No position has two holders."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataTransfer:
-    """One range on its way. `source_worker` is `None` for the origin store: the owner is gone.
+    """One range to be transferred. `source_worker` is `None` for the origin store: no live worker holds it.
 
-    A higher `priority` is needed earlier in training. `estimated_completion` is in seconds from the
-    start of the plan, `None` while no rate was measured.
+    A range with a higher `priority` is read earlier in training. `estimated_completion` is in seconds from
+    the start of the plan; `None` if no transfer rate was measured yet.
     """
 
     source_worker: WorkerId | None
@@ -38,10 +38,11 @@ class DataTransfer:
 class DataRedistributionPlan:
     """A complete plan for one generation.
 
-    `worker_assignments` has every worker of the new topology with every shard it owns in the end, kept
-    or moved; together they are the data set without `consumed`. A unit is a sample, or with `whole_shards` a
-    shard: loads differ by at most one unit, `moved_units` counts what this plan moves and `minimum_moves`
-    what no plan could do without. `previous` is who held what when the plan was made, in units.
+    `worker_assignments` lists, for every worker of the new topology, every shard that it owns afterwards,
+    kept or moved; together they are the data set without `consumed`. A unit is a sample, or a shard if
+    `whole_shards`: loads differ by at most one unit, `moved_units` is the number this plan moves, and
+    `minimum_moves` is the smallest number any balanced plan can move. `previous` is the ownership, in units,
+    that the plan starts from.
     """
 
     transfers: tuple[DataTransfer, ...]
@@ -62,13 +63,13 @@ class DataRedistributionPlan:
             object.__setattr__(self, name, MappingProxyType(dict(getattr(self, name))))
 
     def transfers_to(self, worker: WorkerId) -> tuple[DataTransfer, ...]:
-        """What `worker` has to fetch, most urgent first."""
+        """The transfers that `worker` has to fetch, most urgent first."""
         mine = (move for move in self.transfers if move.destination_worker == worker)
         return tuple(sorted(mine, key=lambda move: (-move.priority, move.shard.start_index)))
 
     @property
     def ownership(self) -> dict[WorkerId, IntervalSet]:
-        """Who holds what once the plan is done: the next plan's starting point."""
+        """Which positions each worker holds once the plan is executed."""
         return {worker: positions_of(s) for worker, s in self.worker_assignments.items()}
 
     def __str__(self) -> str:

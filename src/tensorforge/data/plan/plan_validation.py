@@ -1,4 +1,4 @@
-"""Every way in which a redistribution plan can be wrong, found and named."""
+"""Checks a redistribution plan and names every problem."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PlanProblemKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PlanProblem:
-    """One thing that is wrong, in words."""
+    """One problem of a plan: its kind, and a description."""
 
     kind: PlanProblemKind
     message: str
@@ -48,7 +48,7 @@ class PlanProblem:
 
 @dataclass(frozen=True, slots=True)
 class PlanValidation:
-    """What a validation found; true when it found nothing."""
+    """The problems that a validation found; true if there are none."""
 
     problems: tuple[PlanProblem, ...] = ()
 
@@ -73,12 +73,15 @@ def validate_plan(
     ownership: Ownership | None = None,
     departing: Collection[WorkerId] = (),
 ) -> PlanValidation:
-    """Check `plan` against the members and, if given, against who really holds what.
+    """Check `plan` against the members and against `ownership`, by default the plan's own record of it.
 
-    Plans of whole shards are checked in shard numbers, others in positions.
+    Units are shard numbers if the plan moves whole shards, otherwise positions.
     """
     check = _Check(topology, plan, plan.previous if ownership is None else ownership, departing)
-    return PlanValidation(tuple(check.problems()))
+    return PlanValidation(tuple(PlanProblem(kind, message) for kind, message in check.problems()))
+
+
+_Problem = tuple[PlanProblemKind, str]
 
 
 class _Check:
@@ -107,7 +110,7 @@ class _Check:
             return shard.shard_id, shard.shard_id + 1
         return shard.start_index, shard.end_index
 
-    def problems(self) -> Iterator[PlanProblem]:
+    def problems(self) -> Iterator[_Problem]:
         yield from self.members()
         yield from self.coverage()
         yield from self.numbers()
@@ -117,24 +120,22 @@ class _Check:
         yield from self.urgency()
         yield from self.totals()
 
-    def members(self) -> Iterator[PlanProblem]:
+    def members(self) -> Iterator[_Problem]:
         plan, topology = self.plan, self.topology
         if plan.generation != topology.epoch:
-            yield PlanProblem(
+            yield (
                 PlanProblemKind.WRONG_GENERATION,
                 f"made for generation {plan.generation}, not for {topology.epoch}",
             )
         for worker in topology.workers:
             if worker not in plan.worker_assignments:
-                yield PlanProblem(PlanProblemKind.MISSING_WORKER, f"{worker} is assigned nothing")
+                yield PlanProblemKind.MISSING_WORKER, f"{worker} is assigned nothing"
         receivers = {*plan.worker_assignments, *(t.destination_worker for t in plan.transfers)}
         for worker in sorted(receivers - set(topology.workers)):
-            yield PlanProblem(
-                PlanProblemKind.UNKNOWN_WORKER, f"{worker} is not a member but receives data"
-            )
+            yield PlanProblemKind.UNKNOWN_WORKER, f"{worker} is not a member but receives data"
 
-    def coverage(self) -> Iterator[PlanProblem]:
-        """The positions of all assigned shards are each remaining position, once."""
+    def coverage(self) -> Iterator[_Problem]:
+        """The assigned shards contain every remaining position exactly once."""
         expected = IntervalSet.span(self.plan.dataset_size) - self.plan.consumed
         ranges = sorted(
             (shard.start_index, shard.end_index)
@@ -144,38 +145,35 @@ class _Check:
         end = 0
         for start, stop in ranges:
             if start < min(end, stop):
-                yield PlanProblem(
-                    PlanProblemKind.OVERLAP, f"{start}-{min(end, stop)} is assigned twice"
-                )
+                yield PlanProblemKind.OVERLAP, f"{start}-{min(end, stop)} is assigned twice"
             end = max(end, stop)
         covered = IntervalSet.of(ranges)
         if gap := expected - covered:
-            yield PlanProblem(PlanProblemKind.GAP, f"{gap} is assigned to nobody")
+            yield PlanProblemKind.GAP, f"{gap} is assigned to nobody"
         if outside := covered - expected:
-            yield PlanProblem(
-                PlanProblemKind.OUTSIDE, f"{outside} is assigned, but consumed or not in the data"
+            yield (
+                PlanProblemKind.OUTSIDE,
+                f"{outside} is assigned, but consumed or not in the data set",
             )
 
-    def numbers(self) -> Iterator[PlanProblem]:
-        """Shard numbers are 0, 1, 2, …, each once, and there are `total_shards`."""
+    def numbers(self) -> Iterator[_Problem]:
+        """The shard numbers are 0, 1, 2, …, each once, and their count is `total_shards`."""
         shards = [s for owned in self.plan.worker_assignments.values() for s in owned]
         if sorted(shard.shard_id for shard in shards) != list(range(len(shards))):
-            yield PlanProblem(PlanProblemKind.WRONG_SHARD, "shard numbers repeat or skip")
+            yield PlanProblemKind.WRONG_SHARD, "shard numbers repeat or skip"
         if len(shards) != self.plan.total_shards:
-            yield PlanProblem(
+            yield (
                 PlanProblemKind.WRONG_TOTAL,
                 f"total_shards = {self.plan.total_shards}, but {len(shards)} are assigned",
             )
 
-    def balance(self) -> Iterator[PlanProblem]:
+    def balance(self) -> Iterator[_Problem]:
         loads = [self.assigned.get(worker, NOTHING).size for worker in self.topology.workers]
         if loads and max(loads) - min(loads) > 1:
-            yield PlanProblem(
-                PlanProblemKind.IMBALANCE, f"loads lie between {min(loads)} and {max(loads)}"
-            )
+            yield PlanProblemKind.IMBALANCE, f"loads range from {min(loads)} to {max(loads)}"
 
-    def arrivals(self) -> Iterator[PlanProblem]:
-        """What arrives at a worker is what it is assigned and does not hold, each unit once."""
+    def arrivals(self) -> Iterator[_Problem]:
+        """Every unit that a worker is assigned and does not hold arrives exactly once, and nothing else."""
         arriving: dict[WorkerId, list[DataTransfer]] = {}
         for transfer in self.plan.transfers:
             arriving.setdefault(transfer.destination_worker, []).append(transfer)
@@ -185,19 +183,18 @@ class _Check:
             ranges = [self.units(transfer.shard) for transfer in transfers]
             got = IntervalSet.of(ranges)
             if missing := needed - got:
-                yield PlanProblem(
-                    PlanProblemKind.MISSING_TRANSFER, f"nothing brings {missing} to {worker}"
-                )
+                yield PlanProblemKind.MISSING_TRANSFER, f"nothing brings {missing} to {worker}"
             if got - needed or got.size != sum(stop - start for start, stop in ranges):
-                yield PlanProblem(
-                    PlanProblemKind.NEEDLESS_TRANSFER, f"{worker} receives what it has already"
+                yield (
+                    PlanProblemKind.NEEDLESS_TRANSFER,
+                    f"{worker} receives units that it already holds",
                 )
             shards = {shard.shard_id: shard for shard in self.plan.worker_assignments[worker]}
             for transfer in transfers:
                 if not self._is_part_of(transfer.shard, shards.get(transfer.shard.shard_id)):
-                    yield PlanProblem(
+                    yield (
                         PlanProblemKind.WRONG_SHARD,
-                        f"{transfer} is no part of what its destination is assigned",
+                        f"{transfer} is not part of a shard assigned to its destination",
                     )
 
     def _is_part_of(self, part: DataShard, whole: DataShard | None) -> bool:
@@ -205,35 +202,32 @@ class _Check:
             return part == whole
         return whole.start_index <= part.start_index and part.end_index <= whole.end_index
 
-    def sources(self) -> Iterator[PlanProblem]:
-        """Each transfer comes from an available holder, or from the origin if there is none."""
+    def sources(self) -> Iterator[_Problem]:
+        """Each transfer comes from an available holder, or from the origin if no holder is available."""
         served = union(held for worker, held in self.held.items() if worker in self.available)
         for transfer in self.plan.transfers:
             source, (start, stop) = transfer.source_worker, self.units(transfer.shard)
             if source is None:
                 if served.touches(start, stop):
-                    yield PlanProblem(
-                        PlanProblemKind.WRONG_SOURCE, f"{transfer}, although a worker holds it"
-                    )
+                    yield PlanProblemKind.WRONG_SOURCE, f"{transfer}, although a worker holds it"
             elif source not in self.available:
-                yield PlanProblem(PlanProblemKind.DEAD_SOURCE, f"{transfer}, which is gone")
+                yield PlanProblemKind.DEAD_SOURCE, f"{transfer}, but the source is no member"
             elif not self.held.get(source, NOTHING).covers(start, stop):
-                yield PlanProblem(
-                    PlanProblemKind.WRONG_SOURCE, f"{transfer}, which does not hold it"
-                )
+                yield PlanProblemKind.WRONG_SOURCE, f"{transfer}, but the source does not hold it"
 
-    def urgency(self) -> Iterator[PlanProblem]:
-        """At one destination, what is read earlier is not less urgent."""
+    def urgency(self) -> Iterator[_Problem]:
+        """At each destination, priorities fall in the order in which the ranges are read."""
         last: dict[WorkerId, int] = {}
         for transfer in sorted(self.plan.transfers, key=lambda t: t.shard.start_index):
             worker = transfer.destination_worker
             if transfer.priority > last.get(worker, transfer.priority):
-                yield PlanProblem(
-                    PlanProblemKind.WRONG_PRIORITY, f"{transfer} is read later, yet comes earlier"
+                yield (
+                    PlanProblemKind.WRONG_PRIORITY,
+                    f"{transfer} is read later than a transfer of lower priority",
                 )
             last[worker] = transfer.priority
 
-    def totals(self) -> Iterator[PlanProblem]:
+    def totals(self) -> Iterator[_Problem]:
         plan = self.plan
         workers = self.topology.workers
         held = [(self.held.get(worker, NOTHING) & self.everything).size for worker in workers]
@@ -246,10 +240,9 @@ class _Check:
         }
         for name, value in expected.items():
             if getattr(plan, name) != value:
-                yield PlanProblem(
-                    PlanProblemKind.WRONG_TOTAL, f"{name} = {getattr(plan, name)}, not {value}"
-                )
+                yield PlanProblemKind.WRONG_TOTAL, f"{name} = {getattr(plan, name)}, not {value}"
         if plan.strategy is RedistributionType.INCREMENTAL and sum(sizes) != least:
-            yield PlanProblem(
-                PlanProblemKind.WRONG_TOTAL, f"an incremental plan moves {least}, not {sum(sizes)}"
+            yield (
+                PlanProblemKind.WRONG_TOTAL,
+                f"an incremental plan moves {least}, not {sum(sizes)}",
             )

@@ -1,4 +1,4 @@
-"""From one topology to the next: the plan, its validation, and a single transfer."""
+"""Plans the redistribution of data from one topology to the next."""
 
 from __future__ import annotations
 
@@ -16,23 +16,24 @@ from tensorforge.data.plan.plan import DataRedistributionPlan, DataTransfer, Own
 from tensorforge.data.plan.plan_validation import PlanValidation, validate_plan
 from tensorforge.data.plan.shards import DataShard
 from tensorforge.errors import ConfigurationError, InvalidInputError
+from tensorforge.validation import whole_number
 
 Piece = tuple[int, int, WorkerId | None]
-"""A range and who holds it."""
+"""A range and the worker that serves it; `None` is the origin."""
 
 
 class ShardMover(Protocol):
-    """What carries a single shard; `DataTransferManager` is one."""
+    """Executes single transfers; `DataTransferManager` is one."""
 
     def transfer(self, transfer: DataTransfer, *, generation: int | None = None) -> object:
-        """Bring the shard to its destination, or raise."""
+        """Transfer the shard to its destination, or raise."""
         ...
 
 
 class DataRedistributor:
-    """Plans who holds which data after a change of members. Planning is pure: it is its own dry run.
+    """Plans which worker holds which data after a change of members. Planning moves no data.
 
-    `mover` carries single transfers for `transfer_data_shards`; planning needs none.
+    `mover` executes the transfers of `transfer_data_shards`; planning does not need one.
     """
 
     def __init__(self, config: ElasticTrainingConfig, mover: ShardMover | None = None) -> None:
@@ -51,16 +52,18 @@ class DataRedistributor:
         departing: Collection[WorkerId] = (),
         samples_per_second: float | None = None,
     ) -> DataRedistributionPlan:
-        """The plan for the samples that are not consumed; loads differ by at most one sample.
+        """Plan for the samples that are not consumed; loads differ by at most one sample.
 
-        Without `ownership`, each worker of `old` holds its even, contiguous share by rank. What no
-        worker of `new` and no `departing` one (leaving, but still serving) holds comes from the origin.
-        `samples_per_second` is what one destination was measured to receive.
+        Without `ownership`, each worker of `old` holds an even, contiguous share in order of rank. Samples
+        that no worker of `new` and no `departing` worker (leaving, but still serving) holds come from the
+        origin. `samples_per_second` is the measured rate at which one destination receives.
         """
-        _check_size(total_dataset_size)
+        whole_number("total_dataset_size", total_dataset_size, least=0)
         everything = IntervalSet.span(total_dataset_size)
         if not everything.issuperset(consumed):
-            raise InvalidInputError(f"consumed: {consumed} reaches beyond {total_dataset_size}")
+            raise InvalidInputError(
+                f"consumed: {consumed} reaches beyond the {total_dataset_size} samples"
+            )
         if ownership is None:
             ownership = _even_ownership(old, everything)
         remaining = everything - consumed
@@ -93,10 +96,10 @@ class DataRedistributor:
         departing: Collection[WorkerId] = (),
         samples_per_second: float | None = None,
     ) -> DataRedistributionPlan:
-        """The plan that never cuts a shard: loads differ by at most one shard.
+        """Plan without splitting a shard; loads differ by at most one shard.
 
         `shards` are numbered from 0 and cover the data set in order, as `partition` makes them;
-        `ownership` names the numbers that each worker holds.
+        `ownership` lists the shard numbers that each worker holds.
         """
         _check_partition(shards)
         everything = IntervalSet.span(len(shards))
@@ -134,10 +137,10 @@ class DataRedistributor:
         ownership: Ownership | None = None,
         departing: Collection[WorkerId] = (),
     ) -> PlanValidation:
-        """Every way in which `plan` is wrong for the topology `state`; true when there is none.
+        """Check `plan` against the topology `state`; the answer is true if there are no problems.
 
-        `ownership` is who really holds what (shard numbers for a plan of whole shards); without it
-        the plan's own record is believed.
+        `ownership` is what each worker really holds (shard numbers for a plan of whole shards); by default
+        the ownership that the plan records.
         """
         return validate_plan(state, plan, ownership=ownership, departing=departing)
 
@@ -149,9 +152,9 @@ class DataRedistributor:
         *,
         generation: int | None = None,
     ) -> None:
-        """Carry one shard now and return when it has arrived, verified."""
+        """Transfer one shard now and return when it has arrived and is verified."""
         if self._mover is None:
-            raise ConfigurationError("mover", None, "a redistributor without one can only plan")
+            raise ConfigurationError("mover", None, "a redistributor without a mover can only plan")
         transfer = DataTransfer(source_worker=source, destination_worker=destination, shard=shard)
         self._mover.transfer(transfer, generation=generation)
 
@@ -161,21 +164,16 @@ class DataRedistributor:
         held: Ownership,
         remaining: IntervalSet,
         *,
-        merge: bool = False,  # whole shards need no merging: there are never more ranges than shards
+        merge: bool = False,  # not for whole shards: they never have more ranges than shards
     ) -> list[IntervalSet]:
         if not new.workers:
             raise InvalidInputError(
-                f"the new topology (generation {new.epoch}) has no workers: nobody could hold data"
+                f"the new topology (generation {new.epoch}) has no workers to hold the data"
             )
         if self._config.redistribution_type is RedistributionType.FULL_RESHUFFLE:
             return deal(remaining, len(new.workers))
         parts = [held.get(worker, NOTHING) for worker in new.workers]
         return move_least(parts, remaining, merge=merge)
-
-
-def _check_size(size: int) -> None:
-    if type(size) is not int or size < 0:
-        raise InvalidInputError(f"total_dataset_size = {size!r}: must be a whole number, 0 or more")
 
 
 def _check_partition(shards: Sequence[DataShard]) -> None:
@@ -184,7 +182,7 @@ def _check_partition(shards: Sequence[DataShard]) -> None:
     end = 0
     for number, shard in enumerate(shards):
         if shard.shard_id != number or shard.start_index != end:
-            raise InvalidInputError(f"shards: {shard} at place {number} does not go on from {end}")
+            raise InvalidInputError(f"shards: {shard} at place {number} does not start at {end}")
         end = shard.end_index
 
 
@@ -201,13 +199,13 @@ def _minimum(new: ClusterTopology, held: Ownership, remaining: IntervalSet) -> i
 def _owners(
     held: Ownership, remaining: IntervalSet, available: Collection[WorkerId]
 ) -> list[Piece]:
-    """Who serves which range: every range in order, `None` where the holder cannot."""
+    """Every range in order with the worker that serves it; `None` if its holder is not available."""
     pieces: list[Piece] = []
     for worker, ranges in held.items():
         source = worker if worker in available else None
         pieces.extend((start, stop, source) for start, stop in ranges)
-    nobodys = remaining - IntervalSet.of((start, stop) for start, stop, _ in pieces)
-    pieces.extend((start, stop, None) for start, stop in nobodys)
+    unheld = remaining - IntervalSet.of((start, stop) for start, stop, _ in pieces)
+    pieces.extend((start, stop, None) for start, stop in unheld)
     pieces.sort(key=lambda piece: piece[0])
     end = 0
     for start, stop, _ in pieces:
@@ -220,7 +218,7 @@ def _owners(
 def _number(
     workers: Sequence[WorkerId], final: Sequence[IntervalSet]
 ) -> dict[WorkerId, tuple[DataShard, ...]]:
-    """Each worker's ranges as shards, numbered in the order of their positions."""
+    """Turn each worker's ranges into shards, numbered in the order of their positions."""
     ordered = sorted(
         (start, stop, rank) for rank, ranges in enumerate(final) for start, stop in ranges
     )
@@ -233,9 +231,9 @@ def _number(
 def _transfers(
     assignments: Mapping[WorkerId, tuple[DataShard, ...]], owners: Sequence[Piece]
 ) -> Iterable[DataTransfer]:
-    """A transfer for each part of an assigned shard that another worker, or nobody, serves.
+    """A transfer for each part of an assigned shard that its worker does not hold.
 
-    Priority counts down from the largest load by how many samples its worker reads before.
+    The priority is the largest load minus the number of samples that the worker reads before the part.
     """
     starts = [start for start, _, _ in owners]
     largest = max(sum(shard.size for shard in shards) for shards in assignments.values())
@@ -278,7 +276,7 @@ def _shard_transfers(
 def _estimate(
     transfers: Iterable[DataTransfer], samples_per_second: float | None
 ) -> tuple[DataTransfer, ...]:
-    """Most urgent first, each with the time at which its destination will have received it."""
+    """Sort by priority and add the time after which the destination will have received each transfer."""
     ordered = sorted(transfers, key=lambda move: (-move.priority, move.shard.start_index))
     if samples_per_second is None:
         return tuple(ordered)

@@ -1,15 +1,16 @@
-"""A shard: the unit of data, of work and of numerics."""
+"""Shards: contiguous ranges of an epoch's positions, the unit in which data is owned and reduced."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from tensorforge.errors import InvalidInputError
+from tensorforge.validation import whole_number
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class DataShard:
-    """The half-open range `[start_index, end_index)` of an epoch's order, under a number."""
+    """The half-open range `[start_index, end_index)` of the positions of an epoch, with a number."""
 
     shard_id: int
     start_index: int
@@ -23,9 +24,7 @@ class DataShard:
         ):
             return
         for name in ("shard_id", "start_index", "end_index"):
-            value = getattr(self, name)
-            if type(value) is not int or value < 0:
-                raise InvalidInputError(f"{name} = {value!r}: must be a whole number, 0 or more")
+            whole_number(name, getattr(self, name), least=0)
         raise InvalidInputError(
             f"start_index = {self.start_index}: must not exceed end_index = {self.end_index}"
         )
@@ -40,7 +39,7 @@ class DataShard:
 
 
 def quotas(size: int, parts: int) -> tuple[int, ...]:
-    """`size` as a sum of `parts` numbers that differ by at most one, the larger ones first."""
+    """Split `size` into `parts` numbers that differ by at most one, the larger ones first."""
     if size < 0:
         raise InvalidInputError(f"size = {size}: must not be negative")
     if parts < 1:
@@ -50,9 +49,9 @@ def quotas(size: int, parts: int) -> tuple[int, ...]:
 
 
 def partition(size: int, shards: int) -> tuple[DataShard, ...]:
-    """`[0, size)` cut into `shards` neighbouring shards whose sizes differ by at most one.
+    """Split `[0, size)` into `shards` contiguous shards whose sizes differ by at most one.
 
-    With fewer samples than shards the last ones are empty: no rule of divisibility, nothing padded.
+    `size` need not be divisible and nothing is padded; if it is less than `shards`, the last are empty.
     """
     if shards < 1:
         raise InvalidInputError(f"shards = {shards}: there must be at least 1")

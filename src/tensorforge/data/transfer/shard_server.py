@@ -1,4 +1,4 @@
-"""A worker's side that gives: it serves the shards it holds to the peers of its generation."""
+"""The server side of a transfer: a worker serves its stored shards to peers of its generation."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import socket
 import ssl
 import threading
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Final, Self
 
-from tensorforge.data.shard_store import ShardStore, checksum_of_checksums
-from tensorforge.data.transfer.segment import BLOCK
-from tensorforge.data.transfer.stream import RangeStream
+from tensorforge.data.segments.range_stream import RangeStream
+from tensorforge.data.segments.segment import BLOCK, checksum_of_checksums
+from tensorforge.data.segments.shard_store import ShardStore
 from tensorforge.data.transfer.wire_protocol import (
     CHUNK_HEADER,
     NONCE_BYTES,
@@ -28,7 +27,7 @@ from tensorforge.data.transfer.wire_protocol import (
     Greeting,
     ShardReply,
     ShardRequest,
-    cut,
+    shut_down,
 )
 from tensorforge.errors import (
     ClosedError,
@@ -39,15 +38,16 @@ from tensorforge.errors import (
     UnavailableError,
 )
 
-_FAREWELL_READS: Final = 16
+_MAX_UNREAD_PIECES: Final = 16
 
 
 class ShardServer:
-    """Listens on the worker's port from construction until `close`; a thread for each connection.
+    """Listens on the worker's port from construction until `close`, with one thread per connection.
 
-    A peer must know `token` and be of this server's generation: an older one is fenced off, a
-    newer one is asked to come back, because this worker has yet to hear of its generation. Without a token only
-    loopback addresses are allowed. Beyond `max_connections` a peer is asked to come back, too.
+    A peer must know `token` and be of this server's generation. A peer of an older generation gets a
+    `StaleGenerationError`; one of a newer generation gets an `UnavailableError` and tries again, because
+    this worker has yet to learn of that generation. Beyond `max_connections` connections are closed at once,
+    and the peer tries again. Without a token only loopback addresses are allowed.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class ShardServer:
 
     @property
     def address(self) -> tuple[str, int]:
-        """Host and port that peers connect to."""
+        """The host and port that peers connect to."""
         host, port = self._listener.getsockname()[:2]
         return host, port
 
     @property
     def generation(self) -> int:
-        """The generation that is served."""
+        """The generation whose peers are served."""
         return self._generation
 
     def advance(self, generation: int) -> None:
-        """Serve a later generation; transfers of earlier ones stop at their next chunk."""
+        """Serve `generation` from now on; transfers of earlier ones stop at their next chunk."""
         with self._lock:
             if generation < self._generation:
                 raise StaleGenerationError(
@@ -102,7 +102,7 @@ class ShardServer:
             self._generation = generation
 
     def close(self) -> None:
-        """Stop listening, cut every connection, wait for the threads. Closing again changes nothing."""
+        """Stop listening, end every connection, wait for the threads. Closing again changes nothing."""
         with self._lock:
             if self._closed:
                 return
@@ -111,7 +111,7 @@ class ShardServer:
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         for connection in active.values():
-            cut(connection)
+            shut_down(connection)
         self._thread.join()
         self._listener.close()
         for thread in active:
@@ -139,7 +139,7 @@ class ShardServer:
                 if not busy:
                     self._active[thread] = connection
             if busy:
-                connection.close()  # the peer sees a closed connection, and tries again later
+                connection.close()  # the peer sees a closed connection and tries again later
             else:
                 thread.start()
 
@@ -167,7 +167,7 @@ class ShardServer:
                     yield sock
 
     def _register(self, sock: socket.socket) -> None:
-        """Let `close` cut this socket: the one that was accepted is no longer the connection's."""
+        """Let `close` end this TLS socket, which has replaced the accepted socket."""
         with self._lock:
             if self._closed:
                 raise ClosedError("the shard server was closed")
@@ -179,7 +179,7 @@ class ShardServer:
         client_nonce = b""
         try:
             if self._tls is None and connection.receive_bytes(len(PREAMBLE)) != PREAMBLE:
-                return  # a client that speaks TLS finds out by our greeting
+                return  # a client that speaks TLS learns the reason from the greeting
             request = connection.receive(ShardRequest, self._credentials, nonce)
             client_nonce = request.nonce
             self._check(request)
@@ -195,16 +195,18 @@ class ShardServer:
     def _check(self, request: ShardRequest) -> None:
         if request.generation < self._generation:
             raise StaleGenerationError(
-                f"{request.worker} is of generation {request.generation}; this is {self._generation}"
+                f"{request.worker} is of generation {request.generation}; "
+                f"this server is at {self._generation}"
             )
         if request.generation > self._generation:
             raise UnavailableError(
-                f"generation {request.generation} is not known here yet, only {self._generation}"
+                f"this server is at generation {self._generation} and does not know "
+                f"{request.generation} yet; try again"
             )
         if request.dataset_size != self._store.info.size:
             raise InvalidInputError(
                 f"{request.worker} has a data set of {request.dataset_size} samples, "
-                f"this one has {self._store.info.size}"
+                f"this server has one of {self._store.info.size}"
             )
 
     def _send_chunks(
@@ -212,7 +214,7 @@ class ShardServer:
     ) -> None:
         for number in range(offset // BLOCK, stream.blocks):
             if self._generation != generation or self._closed:
-                return  # the peer finds out why when it asks again
+                return  # the peer learns the reason when it asks again
             block, recorded = stream.chunk(number)
             connection.socket.sendall(CHUNK_HEADER.pack(len(block), recorded))
             connection.socket.sendall(block)
@@ -221,21 +223,16 @@ class ShardServer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 
 def _agreed_offset(stream: RangeStream, request: ShardRequest) -> int:
-    """Where to begin: where the peer ended, if what it has is the beginning of what is here."""
-    blocks, offset = divmod(request.offset, BLOCK)
-    if offset or not 0 < blocks <= stream.blocks:
-        whole = request.offset == stream.body_bytes and request.offset > 0
-        if not whole:
+    """The offset to send from: the requested one if the peer's blocks equal the stream's, otherwise 0."""
+    blocks, rest = divmod(request.offset, BLOCK)
+    if rest or not 0 < blocks <= stream.blocks:
+        has_everything = request.offset == stream.body_bytes and request.offset > 0
+        if not has_everything:
             return 0
         blocks = stream.blocks
     checksums = [stream.block_checksum(number) for number in range(blocks)]
@@ -243,17 +240,16 @@ def _agreed_offset(stream: RangeStream, request: ShardRequest) -> int:
 
 
 def _shake_hands(sock: ssl.SSLSocket) -> None:
-    """Agree on TLS; a peer with which that fails is let go only when it had time to read why."""
+    """Complete the TLS handshake; if it fails, give the peer time to read the alert before closing."""
     try:
         sock.do_handshake()
     except ssl.SSLError as error:
         if error.reason in NOT_TLS:
-            socket.socket.sendall(sock, TLS_ALERT)  # OpenSSL has no words for one without TLS
+            socket.socket.sendall(sock, TLS_ALERT)  # OpenSSL sends no alert to a peer without TLS
         sock.shutdown(socket.SHUT_WR)
-        for _ in range(_FAREWELL_READS):
-            if not sock.recv(
-                4096
-            ):  # what is left unread would make the kernel cut the connection at once
+        for _ in range(_MAX_UNREAD_PIECES):
+            # If unread bytes were left, the kernel would reset the connection before the alert is read.
+            if not sock.recv(4096):
                 break
         raise
 

@@ -1,15 +1,15 @@
-"""What two workers say to each other when one fetches a shard. No pickle, every size bounded.
+"""The messages between two workers when one fetches a shard from the other. No pickle, every size bounded.
 
-    client → server   preamble   8 bytes, so that a server that expects TLS notices; not sent over TLS
+    client → server   preamble   8 bytes that show a TLS server a client without TLS; not sent over TLS
     server → client   greeting   {"protocol", "version", "nonce"}
-    client → server   request    a `ShardRequest`, and its proof
-    server → client   reply      a `ShardReply`, and its proof
+    client → server   request    a `ShardRequest` and its proof
+    server → client   reply      a `ShardReply` and its proof
     server → client   chunks     length, CRC-32C, bytes; from the agreed offset to the end
 
-A message is its length in 4 bytes and JSON. A proof is an HMAC-SHA-256 of the message and the other
-side's nonce under the job's token: each side shows that it knows the token, the token itself never travels,
-and an overheard message is of no use later. Without a token proofs are made with an empty key and prove
-nothing; servers allow that on loopback alone.
+A message is a length in 4 bytes and JSON of that length. A proof is an HMAC-SHA-256 of the message and the
+other side's nonce under the job's token: each side shows that it knows the token, the token is never sent,
+and a recorded message cannot be replayed. Without a token the key is empty and a proof proves nothing;
+servers allow that only on loopback addresses.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ PROTOCOL: Final = "tensorforge-shards"
 VERSION: Final = 2
 PREAMBLE: Final = b"TFSHARDS"
 TLS_ALERT: Final = bytes.fromhex("15 0301 0002 02 46")
-"""A fatal alert of TLS: the other side's version of the protocol is none."""
+"""A fatal TLS alert of the kind `protocol_version`."""
 NOT_TLS: Final = ("WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE", "HTTP_REQUEST")
-"""OpenSSL's reasons when the other side does not speak TLS."""
+"""The reasons that OpenSSL gives when the other side does not speak TLS."""
 NONCE_BYTES: Final = 16
 CHUNK_HEADER: Final = struct.Struct("<II")
 _LENGTH: Final = struct.Struct("<I")
@@ -69,7 +69,7 @@ _REFUSALS: Final[dict[str, type[TensorForgeError]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Greeting:
-    """The server's first words."""
+    """The server's first message."""
 
     protocol: str
     version: int
@@ -78,7 +78,10 @@ class Greeting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRequest:
-    """Samples `[start, stop)`, from `offset` bytes on; `prefix` is the checksum of what is here already."""
+    """Asks for the samples `[start, stop)` from byte `offset` on.
+
+    `prefix` is the `checksum_of_checksums` of the blocks before `offset`, which the client already has.
+    """
 
     worker: str
     generation: int
@@ -92,9 +95,9 @@ class ShardRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReply:
-    """How many bytes there are and where the chunks begin, or why there are none.
+    """The size of the range's body and the offset of the first chunk, or the reason for a refusal.
 
-    `offset` is 0 when what the client has is not the beginning of what the server has.
+    `offset` is 0 if the client's blocks differ from the server's.
     """
 
     body_bytes: int = 0
@@ -104,29 +107,29 @@ class ShardReply:
 
     @classmethod
     def refuse(cls, error: TensorForgeError) -> ShardReply:
-        """The reply for an error: its nearest kind that may travel, and its words."""
+        """The reply for an error: the nearest of its classes that the protocol knows, and its text."""
         kinds = (kind.__name__ for kind in type(error).__mro__ if kind.__name__ in _REFUSALS)
         return cls(refusal=next(kinds, "UnavailableError"), message=str(error))
 
     def require(self) -> None:
-        """Raise the error that the server met."""
+        """Raise the server's error if this is a refusal."""
         if self.refusal:
             raise _REFUSALS.get(self.refusal, UnavailableError)(self.message)
 
 
 @dataclass(frozen=True, slots=True)
 class Credentials:
-    """The job's token, or `None` where loopback is protection enough."""
+    """The job's token; `None` only where both sides use loopback addresses."""
 
     token: str | None = None
 
     def prove(self, message: bytes, nonce: bytes) -> bytes:
-        """What shows that the sender of `message` knows the token."""
+        """The proof that the sender of `message` knows the token."""
         key = (self.token or "").encode()
         return hmac.new(key, nonce + message, hashlib.sha256).digest()
 
     def check(self, message: bytes, nonce: bytes, proof: bytes) -> None:
-        """Raise `AuthenticationError` unless the sender knew the token."""
+        """Raise `AuthenticationError` unless `proof` was made with the same token."""
         if not hmac.compare_digest(self.prove(message, nonce), proof):
             raise AuthenticationError("the other side does not know this job's token")
 
@@ -135,8 +138,9 @@ class Credentials:
 
 
 class Connection:
-    """A socket that speaks in messages. A failure of the network is an `UnavailableError`, one of trust an
-    `AuthenticationError`.
+    """Sends and receives messages over a socket.
+
+    A failure of the network is an `UnavailableError`, a wrong proof an `AuthenticationError`.
     """
 
     def __init__(self, sock: socket.socket, peer: str) -> None:
@@ -160,29 +164,33 @@ class Connection:
     def receive(
         self, expected: type[Message], credentials: Credentials | None = None, nonce: bytes = b""
     ) -> Message:
-        """Receive a dataclass and, with credentials, check its proof for our `nonce`."""
+        """Receive a dataclass and, with credentials, check its proof for this side's `nonce`."""
         head = self.receive_bytes(_LENGTH.size)
         if head[:2] == TLS_ALERT[:2]:
-            raise EncodingError(f"{self.peer} speaks TLS and this side does not: give it `tls`")
+            raise EncodingError(f"{self.peer} speaks TLS and this side does not: set `tls` here")
         (length,) = _LENGTH.unpack(head)
         if length > _MAX_MESSAGE:
-            raise EncodingError(f"{self.peer} announces a message of {length} bytes")
+            raise EncodingError(
+                f"{self.peer} announced a message of {length} bytes, at most {_MAX_MESSAGE}"
+            )
         body = self.receive_bytes(length)
         if credentials is not None:
             credentials.check(body, nonce, self.receive_bytes(hashlib.sha256().digest_size))
         try:
             return decode(json.loads(body), expected)
         except (ValueError, RecursionError) as error:
-            raise EncodingError(f"{self.peer} sent no {expected.__name__}: {error}") from error
+            raise EncodingError(
+                f"{self.peer} sent an invalid {expected.__name__}: {error}"
+            ) from error
 
     def receive_bytes(self, count: int) -> bytes:
-        """Exactly `count` bytes."""
+        """Receive exactly `count` bytes."""
         buffer = bytearray(count)
         self.receive_into(memoryview(buffer))
         return bytes(buffer)
 
     def receive_into(self, view: memoryview) -> None:
-        """Fill `view`."""
+        """Receive exactly as many bytes as `view` has."""
         try:
             while view:
                 count = self.socket.recv_into(view)
@@ -193,22 +201,22 @@ class Connection:
             raise self.lost(error) from error
 
     def lost(self, error: OSError) -> TensorForgeError:
-        """A failure of the network in our words."""
+        """The `TensorForgeError` for a failure of the socket."""
         if isinstance(error, TimeoutError):
             return DeadlineExceededError(f"{self.peer} did not answer in time")
         if isinstance(error, ssl.SSLError):
             return tls_failure(self.peer, error)
-        return UnavailableError(f"the connection to {self.peer} broke: {error}")
+        return UnavailableError(f"the connection to {self.peer} failed: {error}")
 
 
-def cut(sock: socket.socket) -> None:
-    """End a connection that another thread is waiting for; with TLS too, whose own farewell would wait."""
+def shut_down(sock: socket.socket) -> None:
+    """End a connection at once, even if another thread waits on it; TLS's own shutdown would wait."""
     with contextlib.suppress(OSError):
         socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def tls_failure(peer: str, error: ssl.SSLError) -> TensorForgeError:
-    """Why there is no secure connection: a question of trust, of protocol, or of the network."""
+    """The error for a failed TLS connection: not trusted, not TLS, or a failure of the network."""
     reason = error.reason or str(error)
     if isinstance(error, ssl.SSLCertVerificationError):
         return AuthenticationError(

@@ -1,1 +1,1 @@
-"""The coordinator: a pure machine that decides, a journal that remembers, a server around both."""
+"""The coordinator of a run: `machine` decides, `journal` keeps its decisions, `control_server` serves it."""

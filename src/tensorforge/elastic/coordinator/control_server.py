@@ -1,10 +1,10 @@
-"""The shell around the machine: gRPC streams in, journal and streams out. It decides nothing.
+"""The gRPC server around the machine: it reads streams, writes the journal, sends messages. It never decides.
 
-One task feeds the machine. It takes the events that are waiting, makes the resulting entries durable, and
-only then lets the other instructions out: what a worker hears is always in the journal already.
+One task feeds the machine. It takes the waiting inputs, writes the resulting entries to the journal, and only
+then carries out the other instructions. So everything that a worker is told is in the journal already.
 
-A worker's liveness is the transport's: the server pings every connection, and gRPC's native threads answer
-on the other side, so a worker whose interpreter is busy for minutes is alive and a frozen process is not.
+The server pings every connection. gRPC's native threads answer on the other side, so a worker whose
+interpreter is busy for minutes counts as alive, and a frozen process does not.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import grpc
 import msgspec
 
 from tensorforge.elastic.coordinator.journal import Journal
+from tensorforge.elastic.coordinator.journal_records import Decided
 from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.cluster_state import Phase
 from tensorforge.elastic.coordinator.machine.instructions import (
@@ -31,14 +32,15 @@ from tensorforge.elastic.coordinator.machine.instructions import (
     Record,
     Send,
 )
-from tensorforge.elastic.coordinator.machine.journal_records import Decided
 from tensorforge.elastic.coordinator.machine.machine import Machine
+from tensorforge.elastic.coordinator.machine.state_view import cluster_view
 from tensorforge.elastic.protocol import access, commands, messages
-from tensorforge.elastic.protocol.cluster_view import ClusterView, view
+from tensorforge.elastic.protocol.cluster_view import ClusterView
+from tensorforge.elastic.protocol.status_codes import code_of
+from tensorforge.elastic.protocol.timeouts import Timeouts
 from tensorforge.errors import (
     AuthenticationError,
     EncodingError,
-    InvalidInputError,
     NotFoundError,
     PermissionDeniedError,
     StaleGenerationError,
@@ -49,9 +51,9 @@ from tensorforge.errors import (
 log = logging.getLogger(__name__)
 
 OUTBOX = 10_000
-"""Messages that may wait for one stream; a reader that is slower than that is cut off."""
+"""How many messages may wait for one stream; a worker that reads more slowly is disconnected."""
 RATE, BURST = 200.0, 400.0
-"""Messages a second that one stream may send for long, and at once; the rest waits in the network."""
+"""How many messages one stream may send per second on average, and at once. More are read later."""
 HELLO_TIMEOUT = 10.0
 _GRACE = 2.0
 _RETRY = 0.2
@@ -74,28 +76,28 @@ class _Stream:
                 self.outbox.put_nowait(None)
 
     def wait_before_next(self, now: float) -> float:
-        """Seconds that the reader must pause to stay within the rate."""
+        """Seconds to wait before the next message is read, so that the stream stays within its rate."""
         refill = (now - self.refilled_at) * RATE
         self.allowance = min(BURST, self.allowance + refill) - 1
         self.refilled_at = now
         return max(0.0, -self.allowance / RATE)
 
 
-class Service:
-    """Runs a machine on an event loop and serves it. Every method belongs to that loop."""
+class ControlServer:
+    """Runs a machine on an event loop and serves it over gRPC. Call its methods on that loop only."""
 
     def __init__(
         self,
         machine: Machine,
         journal: Journal,
-        gate: access.Gate,
+        authorizer: access.Authorizer,
         *,
         clock: Callable[[], float] = time.monotonic,
         on_note: Callable[[Note], None] | None = None,
     ) -> None:
         self._machine = machine
         self._journal = journal
-        self._gate = gate
+        self._authorizer = authorizer
         self._clock = clock
         self._on_note = on_note
         self._streams: dict[int, _Stream] = {}
@@ -112,11 +114,8 @@ class Service:
         self.heartbeats = 0
 
     async def start(self, host: str, port: int, tls: access.TlsOptions | None) -> int:
-        """Serve on the address and return the port."""
-        timeouts = self._machine.state.timeouts
-        self._server = grpc.aio.server(
-            options=_server_options(timeouts.heartbeat, timeouts.ping_timeout)
-        )
+        """Serve on this address; returns the port."""
+        self._server = grpc.aio.server(options=_server_options(self._machine.state.timeouts))
         self._server.add_generic_rpc_handlers((self._handlers(),))
         address = f"{host}:{port}"
         try:
@@ -127,13 +126,13 @@ class Service:
         except RuntimeError as error:
             raise UnavailableError(f"cannot listen on {address}: is it in use?") from error
         await self._server.start()
-        jobs = (self._decide(), self._renew(), self._vouch())
+        jobs = (self._decide(), self._renew(), self._report_alive())
         self._tasks = [asyncio.create_task(job) for job in jobs]
         self._submit(inputs.Tick())
         return int(bound)
 
     async def stop(self) -> None:
-        """Close the streams, stop serving and give up the lease."""
+        """Close the streams, stop serving and release the lease."""
         for stream in list(self._streams.values()):
             stream.close()
         if self._timer is not None:
@@ -148,10 +147,11 @@ class Service:
 
     def view(self, history: int = 20) -> ClusterView:
         """The cluster at this moment."""
-        return view(self._machine.state, self._clock(), self._journal.run_id, history=history)
+        state, run_id = self._machine.state, self._journal.run_id
+        return cluster_view(state, self._clock(), run_id, history=history)
 
     async def perform(self, event: inputs.Input) -> None:
-        """Feed an event and wait until what follows from it is durable and sent."""
+        """Give an input to the machine; returns once its results are in the journal and sent."""
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queue.put_nowait((event, done))
         await done
@@ -161,7 +161,7 @@ class Service:
         """How many workers are connected."""
         return len(self._streams)
 
-    # Feeding the machine
+    # Running the machine
 
     def _submit(self, event: inputs.Input) -> None:
         self._queue.put_nowait((event, None))
@@ -172,11 +172,11 @@ class Service:
                 batch = [await self._queue.get()]
                 while not self._queue.empty():
                     batch.append(self._queue.get_nowait())
-                await self._work_off(batch)
+                await self._handle_batch(batch)
         except StaleGenerationError as error:
-            self._step_down(error)
+            self._give_up(error)
 
-    async def _work_off(
+    async def _handle_batch(
         self, batch: list[tuple[inputs.Input, asyncio.Future[None] | None]]
     ) -> None:
         instructions: list[Instruction] = []
@@ -198,7 +198,7 @@ class Service:
         await self._compact_if_due()
 
     async def _compact_if_due(self) -> None:
-        # Everybody has been told by now, so nobody waits for it.
+        # All messages are sent by now, so no worker waits for the compaction.
         if self._journal.is_compaction_due:
             try:
                 await asyncio.to_thread(self._journal.compact)
@@ -230,7 +230,7 @@ class Service:
                 await asyncio.to_thread(self._journal.append, entries)
                 return
             except UnavailableError as error:
-                log.warning("the journal is away, no decision can be made: %s", error)
+                log.warning("the journal is unavailable, so nothing can be decided: %s", error)
                 await asyncio.sleep(_RETRY)
 
     def _send(self, instruction: Send) -> None:
@@ -242,7 +242,7 @@ class Service:
             try:
                 stream.outbox.put_nowait(data)
             except asyncio.QueueFull:
-                log.warning("%s does not read what it is sent; its stream is cut", stream.peer)
+                log.warning("%s does not read its messages; its stream is closed", stream.peer)
                 stream.close()
 
     def _close(self, connection: int) -> None:
@@ -258,7 +258,7 @@ class Service:
     def _set_timer(self) -> None:
         deadline = self._machine.next_deadline()
         if deadline == self._timer_at:
-            return  # so it is after almost every heartbeat
+            return  # The usual case: a heartbeat changes no deadline.
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -277,20 +277,20 @@ class Service:
             try:
                 await asyncio.to_thread(self._journal.renew)
             except StaleGenerationError as error:
-                self._step_down(error)
+                self._give_up(error)
                 return
             except UnavailableError as error:
                 log.warning("the lease could not be renewed: %s", error)
 
-    async def _vouch(self) -> None:
-        # A stream stays open only while the pings below it are answered, so an open stream is a
-        # sign of life, even when the worker's interpreter is too busy to send one.
+    async def _report_alive(self) -> None:
+        # gRPC closes a stream whose pings are not answered. So an open stream is a sign of life, even when
+        # the worker's interpreter is too busy to send a heartbeat.
         while True:
             await asyncio.sleep(self._machine.state.timeouts.heartbeat)
             alive = tuple(s.id for s in self._streams.values() if not s.is_closing)
             self._submit(inputs.Alive(alive))
 
-    def _step_down(self, error: Exception) -> None:
+    def _give_up(self, error: Exception) -> None:
         log.error("this coordinator stops: %s", error)
         for stream in list(self._streams.values()):
             stream.close()
@@ -312,13 +312,10 @@ class Service:
 
     async def _admit(self, context: Any, role: str) -> None:
         try:
-            self._gate.admit(context.invocation_metadata() or (), role)
-        except AuthenticationError as error:
+            self._authorizer.authorize(context.invocation_metadata() or (), role)
+        except (AuthenticationError, PermissionDeniedError) as error:
             log.warning("refused %s: %s", context.peer(), str(error))
-            await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
-        except PermissionDeniedError as error:
-            log.warning("refused %s: %s", context.peer(), str(error))
-            await context.abort(grpc.StatusCode.PERMISSION_DENIED, str(error))
+            await context.abort(code_of(error), str(error))
 
     async def _join(self, _requests: Any, context: Any) -> None:
         await self._admit(context, access.JOIN)
@@ -337,7 +334,7 @@ class Service:
         try:
             data = await asyncio.wait_for(context.read(), HELLO_TIMEOUT)
             while data is not grpc.aio.EOF and not stream.is_closing:
-                self._take(stream, data)
+                self._receive(stream, data)
                 pause = stream.wait_before_next(self._clock())
                 if pause:
                     await asyncio.sleep(pause)
@@ -354,7 +351,7 @@ class Service:
         self._forget(stream, reason)
         stream.close()
 
-    def _take(self, stream: _Stream, data: bytes) -> None:
+    def _receive(self, stream: _Stream, data: bytes) -> None:
         message = messages.from_worker(data)
         if isinstance(message, messages.Heartbeat):
             self.heartbeats += 1
@@ -380,36 +377,24 @@ class Service:
     async def _control(self, request: bytes, context: Any) -> bytes:
         await self._admit(context, access.CONTROL)
         try:
-            event = commands.from_bytes(request).as_input(context.peer())
-            if isinstance(event, inputs.RemovalRequested):
-                self._require_worker(event.worker_id)
-            await self.perform(event)
+            command = commands.from_bytes(request, context.peer())
+            if isinstance(command, commands.Remove):
+                self._require_worker(command.worker_id)
+            await self.perform(command)
         except TensorForgeError as error:
-            await context.abort(_code_of(error), str(error))
+            await context.abort(code_of(error), str(error))
         return msgspec.json.encode(self.view())
 
     def _require_worker(self, worker_id: str) -> None:
         if self._machine.state.roster.get(worker_id) is None:
             known = ", ".join(sorted(p.id for p in self._machine.state.roster)) or "nobody"
-            raise NotFoundError(f"no worker is called {worker_id!r}; known: {known}")
+            raise NotFoundError(f"there is no worker {worker_id!r}; known workers: {known}")
 
 
-def _code_of(error: TensorForgeError) -> Any:
-    if isinstance(error, NotFoundError):
-        return grpc.StatusCode.NOT_FOUND
-    if isinstance(error, InvalidInputError):
-        return grpc.StatusCode.INVALID_ARGUMENT
-    return grpc.StatusCode.FAILED_PRECONDITION
-
-
-def _server_options(heartbeat: float, ping_timeout: float) -> list[tuple[str, int]]:
-    milliseconds = max(1, round(ping_timeout * 1000))
+def _server_options(timeouts: Timeouts) -> list[tuple[str, int]]:
     return [
-        ("grpc.keepalive_time_ms", max(1, round(heartbeat * 1000))),
-        ("grpc.keepalive_timeout_ms", milliseconds),
-        ("grpc.http2.ping_timeout_ms", milliseconds),
+        *timeouts.ping_options(),
         ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
         # Workers ping the coordinator as often, and must not be cut off for it.
         ("grpc.http2.min_ping_interval_without_data_ms", 1),
         ("grpc.http2.max_ping_strikes", 0),

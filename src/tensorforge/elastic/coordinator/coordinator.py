@@ -1,4 +1,4 @@
-"""The coordinator as one object: in a process of its own, or in a thread of somebody else's."""
+"""The coordinator as one object, which runs in a thread of the calling process."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
-from tensorforge.elastic.coordinator.control_server import Service
+from tensorforge.elastic.coordinator.control_server import ControlServer
 from tensorforge.elastic.coordinator.coordinator_metrics import MetricsServer
 from tensorforge.elastic.coordinator.journal import Journal
-from tensorforge.elastic.coordinator.machine import inputs
-from tensorforge.elastic.coordinator.machine.instructions import Note
-from tensorforge.elastic.coordinator.machine.journal_records import (
+from tensorforge.elastic.coordinator.journal_records import (
     DurableState,
-    RunEnded,
     RunResumed,
     Seat,
 )
+from tensorforge.elastic.coordinator.machine.cluster_state import ClusterState
+from tensorforge.elastic.coordinator.machine.instructions import Note
 from tensorforge.elastic.coordinator.machine.machine import Machine
-from tensorforge.elastic.protocol.access import Gate, TlsOptions
+from tensorforge.elastic.protocol import commands
+from tensorforge.elastic.protocol.access import Authorizer, TlsOptions
 from tensorforge.elastic.protocol.cluster_view import ClusterView
+from tensorforge.elastic.protocol.messages import Ended
 from tensorforge.errors import (
     ClosedError,
     ConfigurationError,
@@ -47,16 +48,16 @@ _LEASE_POLL = 0.1
 class ElasticCoordinator:
     """Membership, generations, rescales and training state of one run, served over gRPC.
 
-    `database` holds the journal (a `Database`, a URL or a path; in memory by default, which survives
-    nothing). A run that ended stays ended on its journal unless `resume` is set; then it goes on as well if
-    `is_gone` says of every member that the journal names that its process has ended: that is the end of an
-    earlier launch, not a failure. `desired_workers` is how many a launcher will start; the first generation
-    forms as soon as they are here. `tokens` are required unless `host` is loopback. `metrics_port`
-    serves Prometheus metrics (0 picks a port).
+    `database` has the journal (a `Database`, a URL or a path; in memory by default, which survives no
+    restart). A run that has ended stays ended on its journal unless `resume` is set. With `resume`, the run
+    also goes on with new workers if `is_gone` returns true for every member in the journal: then an earlier
+    launch has ended, and its workers did not fail. `desired_workers` is how many workers a launcher will
+    start; the first generation forms as soon as that many have joined. `tokens` are required unless `host`
+    is loopback. `metrics_port` serves Prometheus metrics (0 picks a port).
 
-    A context manager runs it in a thread of its own: after `start` it serves at `address`. While another
-    coordinator leads the run, `start` waits up to `lease_wait` seconds for its lease to end and then raises
-    `ConflictError`. All methods may be called from any thread.
+    After `start` the coordinator serves at `address`. While another coordinator leads the run, `start`
+    waits up to `lease_wait` seconds for that lease to end, then raises `ConflictError`. All methods may be
+    called from any thread. As a context manager, it starts and closes itself.
     """
 
     def __init__(
@@ -81,7 +82,7 @@ class ElasticCoordinator:
         if not 0 <= port < 1 << 16:
             raise ConfigurationError("port", port, "must be 0 to 65535")
         self._host, self._port = host, port
-        self._gate = Gate(tokens, host=host)
+        self._authorizer = Authorizer(tokens, host=host)
         self._tls = tls
         self._database = database if isinstance(database, Database) else Database(database)
         self._owns_database = not isinstance(database, Database)
@@ -93,22 +94,22 @@ class ElasticCoordinator:
         self._lease_seconds = lease_seconds
         self._lease_wait = lease_wait
         self._on_note = on_note
-        self._service: Service | None = None
+        self._service: ControlServer | None = None
         self._metrics: MetricsServer | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._started = threading.Event()
         self._over = threading.Event()
         self._error: BaseException | None = None
-        self._outcome: RunEnded | None = None
+        self._outcome: Ended | None = None
         self._leaving: asyncio.Event | None = None
 
-    # Life
+    # Starting and stopping
 
     def start(self) -> Self:
-        """Take the lease, replay the journal and serve; returns once workers can connect."""
+        """Take the lease, replay the journal and serve. Returns once workers can connect."""
         if self._thread is not None:
-            raise ConflictError("the coordinator was started already")
+            raise ConflictError("this coordinator was already started")
         self._thread = threading.Thread(target=self._run, name="tensorforge-coordinator")
         self._thread.start()
         self._started.wait(START_TIMEOUT + self._lease_wait)
@@ -122,7 +123,7 @@ class ElasticCoordinator:
         return self
 
     def close(self) -> None:
-        """Stop serving and give up the lease. Workers keep training and wait for a successor."""
+        """Stop serving and release the lease. Workers keep training until another coordinator starts."""
         if self._loop is not None and self._leaving is not None:
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._leaving.set)
@@ -150,16 +151,16 @@ class ElasticCoordinator:
         self._loop = asyncio.get_running_loop()
         self._leaving = asyncio.Event()
         journal = Journal(self._database, self._run_id, lease_seconds=self._lease_seconds)
-        state = await self._take_lease(journal)
+        restored = await self._take_lease(journal)
         now = time.monotonic()
-        machine = Machine(
+        state = ClusterState(
             self.config,
             now=now,
             desired_workers=self._desired_workers,
-            restored=state,
+            restored=restored,
             utc_origin=time.time() - now,
         )
-        service = Service(machine, journal, self._gate, on_note=self._on_note)
+        service = ControlServer(Machine(state), journal, self._authorizer, on_note=self._on_note)
         try:
             self._port = await service.start(self._host, self._port, self._tls)
             self._service = service
@@ -170,7 +171,7 @@ class ElasticCoordinator:
         finally:
             if self._metrics is not None:
                 await asyncio.to_thread(self._metrics.close)
-            self._outcome = machine.state.ended
+            self._outcome = service.view(history=0).ended
             await service.stop()
             self._service = None  # gRPC's threads end with the last reference to its server
 
@@ -190,11 +191,11 @@ class ElasticCoordinator:
         return state
 
     def _nobody_is_left(self, state: DurableState) -> bool:
-        """Whether everybody who might be training, for all that the journal says, is known to be gone."""
+        """Whether every process that may be training, as far as the journal tells, is known to have ended."""
         seats = {*state.seats, *(seat for group in state.open_groups for seat in group.seats)}
         return bool(seats) and self._is_gone is not None and all(map(self._is_gone, seats))
 
-    async def _until_over(self, service: Service) -> None:
+    async def _until_over(self, service: ControlServer) -> None:
         assert self._leaving is not None  # noqa: S101  set a few lines above, for the type checker
         leaving = asyncio.create_task(self._leaving.wait())
         either: set[asyncio.Future[Any]] = {leaving, service.over}
@@ -204,7 +205,7 @@ class ElasticCoordinator:
                 service.over.result()
                 self._outcome = service.view().ended
                 self._over.set()
-                # Late workers still hear that the run is over, until somebody closes us.
+                # Keep serving until `close`, so that late workers are told that the run is over.
                 await leaving
         finally:
             leaving.cancel()
@@ -213,17 +214,17 @@ class ElasticCoordinator:
 
     @property
     def address(self) -> str:
-        """Where workers connect: `host:port`."""
+        """The `host:port` at which workers connect."""
         return f"{self._host}:{self._port}"
 
     @property
     def metrics_address(self) -> str | None:
-        """Where Prometheus finds `/metrics`: `host:port`."""
+        """The `host:port` that serves `/metrics`; `None` without metrics."""
         return None if self._metrics is None else self._metrics.address
 
     @property
-    def outcome(self) -> RunEnded | None:
-        """How the run ended, once it has."""
+    def outcome(self) -> Ended | None:
+        """How the run ended; `None` before."""
         return self._outcome
 
     def status(self, history: int = 20) -> ClusterView:
@@ -234,26 +235,22 @@ class ElasticCoordinator:
 
         return self._call(take())
 
-    def scale(self, workers: int, by: str = "the launcher") -> None:
-        """Have this many workers: surplus members retire gracefully, launchers start what is missing."""
-        self._call(self._serving().perform(inputs.ScaleRequested(workers, by)))
+    def scale(self, workers: int, by: str = "the program") -> None:
+        """Ask for this many workers: surplus members leave, launchers start those that are missing."""
+        self._call(self._serving().perform(commands.Scale(workers, by)))
 
-    def remove(self, worker_id: str, by: str = "the launcher") -> None:
-        """Let a worker leave gracefully."""
-        self._call(self._serving().perform(inputs.RemovalRequested(worker_id, by)))
+    def remove(self, worker_id: str, by: str = "the program") -> None:
+        """Let a worker leave after its step."""
+        self._call(self._serving().perform(commands.Remove(worker_id, by)))
 
-    def worker_exited(self, worker_id: str, reason: str, pid: int | None = None) -> None:
-        """Tell that a worker's process ended: a failure at once, unless it had finished or left."""
-        self._call(self._serving().perform(inputs.Exited(worker_id, reason, pid)))
+    def stop_run(self, reason: str, by: str = "the program") -> None:
+        """End the run for all workers, with an emergency checkpoint."""
+        self._call(self._serving().perform(commands.Stop(reason, by)))
 
-    def stop_run(self, reason: str, by: str = "the launcher") -> None:
-        """End the run for everybody, with an emergency checkpoint."""
-        self._call(self._serving().perform(inputs.StopRequested(reason, by)))
+    def wait_until_ended(self, timeout: float | None = None) -> Ended | None:
+        """Wait for the end of the run; `None` if it took longer than `timeout`.
 
-    def wait_until_ended(self, timeout: float | None = None) -> RunEnded | None:
-        """Wait for the end of the run; `None` if it did not come in time.
-
-        Raises `StaleGenerationError` if another coordinator took over instead.
+        Raises `StaleGenerationError` if another coordinator took the lease.
         """
         self._over.wait(timeout)
         if self._error is not None:
@@ -261,11 +258,11 @@ class ElasticCoordinator:
         return self._outcome
 
     def counters(self) -> tuple[int, int]:
-        """Heartbeats received so far, and streams that are open."""
+        """How many heartbeats were received, and how many streams are open."""
         service = self._serving()
         return service.heartbeats, service.streams
 
-    def _serving(self) -> Service:
+    def _serving(self) -> ControlServer:
         if self._service is None or self._loop is None:
             raise ClosedError("the coordinator is not running")
         return self._service

@@ -1,8 +1,7 @@
-"""The coordinator's figures for Prometheus."""
+"""The coordinator's metrics for Prometheus."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +9,15 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from tensorforge.elastic.protocol.rescale_record import RescaleRecord
 from tensorforge.errors import TensorForgeError, UnavailableError
 
 if TYPE_CHECKING:
     from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
 
-_PARTS = ("detection", "decision", "barrier", "forming", "first_commit")
-
 
 class _Collector(Collector):
-    """Reads the coordinator when Prometheus asks; nothing is counted twice."""
+    """Reads the coordinator's own counters whenever Prometheus asks."""
 
     def __init__(self, coordinator: ElasticCoordinator) -> None:
         self._coordinator = coordinator
@@ -44,41 +42,34 @@ class _Collector(Collector):
             "losses": ("Workers lost since the last committed step", view.losses),
         }
         for name, (text, value) in gauges.items():
-            yield _gauge(name, text, labels, value)
+            yield _metric(GaugeMetricFamily, name, text, labels, value)
         counters = {
             "heartbeats": ("Heartbeats received", heartbeats),
             "stale_messages": ("Messages ignored for their generation", view.stale_messages),
             "refusals": ("Streams refused", view.refusals),
         }
         for name, (text, value) in counters.items():
-            counter = CounterMetricFamily(f"tensorforge_{name}", text, labels=list(labels))
-            counter.add_metric(list(labels.values()), value)
-            yield counter
-        phase = GaugeMetricFamily(
-            "tensorforge_phase", "1 for the phase that the cluster is in", labels=["run", "phase"]
-        )
-        phase.add_metric([view.run_id, view.phase], 1)
-        yield phase
+            yield _metric(CounterMetricFamily, name, text, labels, value)
+        text, labels = "1 for the phase of the cluster", {**labels, "phase": view.phase}
+        yield _metric(GaugeMetricFamily, "phase", text, labels, 1)
         yield from _last_rescale(view.run_id, view.rescales[-1:])
 
 
-def _gauge(name: str, text: str, labels: dict[str, str], value: float) -> Any:
-    gauge = GaugeMetricFamily(f"tensorforge_{name}", text, labels=list(labels))
-    gauge.add_metric(list(labels.values()), value)
-    return gauge
+def _metric(family: Any, name: str, text: str, labels: dict[str, str], value: float) -> Any:
+    metric = family(f"tensorforge_{name}", text, labels=list(labels))
+    metric.add_metric(list(labels.values()), value)
+    return metric
 
 
-def _last_rescale(run_id: str, rescales: list[Any]) -> Iterator[Any]:
+def _last_rescale(run_id: str, rescales: list[RescaleRecord]) -> Iterator[Any]:
     gauge = GaugeMetricFamily(
         "tensorforge_last_rescale_seconds",
-        "How long each part of the last rescale took",
+        "How long each phase of the last rescale took",
         labels=["run", "part"],
     )
     for rescale in rescales:
-        for part in _PARTS:
-            milliseconds = getattr(rescale, f"{part}_ms")
-            if milliseconds is not None:
-                gauge.add_metric([run_id, part], milliseconds / 1000)
+        for phase, milliseconds in rescale.milliseconds.items():
+            gauge.add_metric([run_id, phase], milliseconds / 1000)
     yield gauge
 
 
@@ -98,5 +89,4 @@ class MetricsServer:
         """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
-        if self._thread is not threading.current_thread():
-            self._thread.join()
+        self._thread.join()

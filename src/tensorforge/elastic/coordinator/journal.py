@@ -1,29 +1,24 @@
-"""The coordinator's memory beyond its own death: an append-only journal, and the lease to write it.
+"""The journal of a run, which outlives its coordinator, and the lease that permits to write it.
 
-Whoever leads holds the lease of its run: a row with a token that grows with every change of hands. Each
-append checks the token in the same transaction, so a coordinator that was replaced while it slept can
-write nothing more, and what is not written is not announced.
+The coordinator that leads a run has its lease: a row with a token that grows whenever another coordinator takes
+it. Each append checks the token in the same transaction. So a coordinator that was replaced while it slept can
+write nothing more, and it announces nothing that is not written.
 
-The journal does not grow for ever: from time to time a snapshot takes the place of all entries before it.
+From time to time a snapshot replaces all entries before it, so that the journal does not grow for ever.
 
-A lease lasts `lease_seconds` from its last renewal. A successor waits that long, unless it can see that
-the holder is dead: same machine, same boot, no such process.
+A lease lasts `lease_seconds` from its last renewal. The next coordinator waits that long, unless it can see
+that the holder has ended (`ProcessIdentity.has_ended`).
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import psutil
 import sqlalchemy as sa
 
-from tensorforge.elastic.coordinator.machine.journal_records import (
+from tensorforge.elastic.coordinator.journal_records import (
     DurableState,
     Entry,
     Snapshot,
@@ -33,12 +28,13 @@ from tensorforge.elastic.coordinator.machine.journal_records import (
     replay,
 )
 from tensorforge.errors import ConflictError, StaleGenerationError
+from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.database import Database
 
 COMPACT_AFTER = 256
-"""Entries since the last snapshot that make the next one worthwhile."""
+"""So many entries since the last snapshot make the next one due."""
 COMPACT_AFTER_BYTES = 4 << 20
-"""The same for large clusters, whose entries are long."""
+"""So many bytes do, too, for large clusters with long entries."""
 
 SCHEMA = sa.MetaData()
 
@@ -62,50 +58,11 @@ LEASES = sa.Table(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Holder:
-    """A process, named so that another one on the same machine can tell whether it is still alive."""
-
-    machine: str
-    pid: int
-    started_at: float
-
-    @classmethod
-    def current(cls) -> Holder:
-        """This process."""
-        return cls.of(os.getpid())
-
-    @classmethod
-    def of(cls, pid: int) -> Holder:
-        """A living process of this machine."""
-        return cls(_machine(), pid, psutil.Process(pid).create_time())
-
-    @classmethod
-    def parse(cls, text: str) -> Holder:
-        """The inverse of `str`."""
-        machine, pid, started_at = text.rsplit(" ", 2)
-        return cls(machine, int(pid), float(started_at))
-
-    def __str__(self) -> str:
-        return f"{self.machine} {self.pid} {self.started_at}"
-
-    def is_known_dead(self) -> bool:
-        """Whether this machine can prove that the process is gone."""
-        if self.machine != _machine():
-            return False
-        try:
-            process = psutil.Process(self.pid)
-            is_zombie = process.status() == psutil.STATUS_ZOMBIE
-            return is_zombie or abs(process.create_time() - self.started_at) > 1.0
-        except psutil.NoSuchProcess:
-            return True
-
-
 class Journal:
-    """The journal of one run. Appending is refused unless this object holds the run's lease.
+    """The journal of one run. Writing needs the lease of the run, which `open` takes.
 
-    Calls block on the database; an event loop runs them in a thread. `clock` gives UTC seconds; on
-    PostgreSQL the server's clock is used instead, since the contenders may be on several machines.
+    Calls block on the database; an event loop runs them in a thread. `clock` gives UTC seconds. On PostgreSQL
+    the clock of the database server is used instead, because coordinators may run on several machines.
     """
 
     def __init__(
@@ -114,13 +71,13 @@ class Journal:
         run_id: str = "default",
         *,
         lease_seconds: float = 10.0,
-        holder: Holder | None = None,
+        holder: ProcessIdentity | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._database = database
-        self._run_id = run_id
-        self._lease_seconds = lease_seconds
-        self._holder = holder or Holder.current()
+        self.run_id = run_id
+        self.lease_seconds = lease_seconds
+        self._holder = holder or ProcessIdentity.current()
         self._clock = clock
         self._token: int | None = None
         self._sequence = 0
@@ -129,46 +86,33 @@ class Journal:
         self._bytes_since_snapshot = 0
         database.create(SCHEMA)
 
-    @property
-    def run_id(self) -> str:
-        """Whose journal this is."""
-        return self._run_id
-
-    @property
-    def lease_seconds(self) -> float:
-        """How long the lease lasts without a renewal."""
-        return self._lease_seconds
-
     def open(self) -> DurableState:
-        """Take the lease and return what the journal adds up to.
+        """Take the lease and return the state that the journal adds up to.
 
-        While another coordinator holds it: `ConflictError` that says who and until when.
+        While another coordinator has the lease: a `ConflictError` that names its process and the time left.
         """
         with self._database.write() as connection:
             now = self._now(connection)
             lease = self._lease(connection)
             if lease is not None and now < lease.expires_at:
-                holder = Holder.parse(lease.holder)
-                if lease.token != self._token and not holder.is_known_dead():
+                holder = ProcessIdentity.from_text(lease.holder)
+                has_ended = holder is not None and holder.has_ended()
+                if lease.token != self._token and not has_ended:
                     raise ConflictError(
-                        f"run {self._run_id!r} is led by process {holder.pid} on {holder.machine}; its "
+                        f"run {self.run_id!r} is led by {holder or lease.holder}; its "
                         f"lease ends in {lease.expires_at - now:.1f} s unless it is renewed"
                     )
             self._token = 1 if lease is None else lease.token + 1
             values = {
                 "token": self._token,
-                "holder": str(self._holder),
-                "expires_at": now + self._lease_seconds,
+                "holder": self._holder.to_text(),
+                "expires_at": now + self.lease_seconds,
             }
             if lease is None:
-                connection.execute(LEASES.insert().values(run_id=self._run_id, **values))
+                connection.execute(LEASES.insert().values(run_id=self.run_id, **values))
             else:
                 connection.execute(self._update_lease(lease.token, values))
-            rows = connection.execute(
-                sa.select(ENTRIES.c.sequence, ENTRIES.c.entry)
-                .where(ENTRIES.c.run_id == self._run_id)
-                .order_by(ENTRIES.c.sequence)
-            ).all()
+            rows = self._rows(connection)
         self._sequence = rows[-1].sequence if rows else 0
         self._entries_since_snapshot = len(rows)
         self._bytes_since_snapshot = sum(len(row.entry) for row in rows)
@@ -179,7 +123,7 @@ class Journal:
         return replay(map(entry_from_json, lines))
 
     def append(self, entries: Iterable[Entry]) -> None:
-        """Make the entries durable, all or none; without the lease: `StaleGenerationError`."""
+        """Write all entries or none; without the lease: `StaleGenerationError`."""
         written = list(entries)
         lines = [entry_to_json(entry) for entry in written]
         with self._database.write() as connection:
@@ -193,22 +137,22 @@ class Journal:
 
     @property
     def is_compaction_due(self) -> bool:
-        """Whether `compact` would save the next coordinator a noticeable amount of reading."""
+        """Whether enough was written since the last snapshot."""
         return (
             self._entries_since_snapshot >= COMPACT_AFTER
             or self._bytes_since_snapshot >= COMPACT_AFTER_BYTES
         )
 
     def compact(self) -> None:
-        """Put a snapshot in the place of all entries; without the lease: `StaleGenerationError`.
+        """Replace all entries by a snapshot; without the lease: `StaleGenerationError`.
 
-        One transaction: whatever happens, a later `open` gives the same state.
+        This is one transaction, so a later `open` returns the same state even after a crash.
         """
         line = entry_to_json(Snapshot(state=self._state))
         with self._database.write() as connection:
             self._require_lease(connection)
             self._insert(connection, [line])
-            mine = ENTRIES.c.run_id == self._run_id
+            mine = ENTRIES.c.run_id == self.run_id
             connection.execute(
                 ENTRIES.delete().where(mine & (ENTRIES.c.sequence <= self._sequence))
             )
@@ -221,7 +165,7 @@ class Journal:
             ENTRIES.insert(),
             [
                 {
-                    "run_id": self._run_id,
+                    "run_id": self.run_id,
                     "sequence": self._sequence + offset,
                     "written_at": now,
                     "lease_token": self._token,
@@ -232,14 +176,14 @@ class Journal:
         )
 
     def renew(self) -> None:
-        """Prolong the lease; if another one has it by now: `StaleGenerationError`."""
+        """Extend the lease; if another coordinator has it now: `StaleGenerationError`."""
         with self._database.write() as connection:
             self._require_lease(connection)
-            expires_at = self._now(connection) + self._lease_seconds
+            expires_at = self._now(connection) + self.lease_seconds
             connection.execute(self._update_lease(self._token, {"expires_at": expires_at}))
 
     def release(self) -> None:
-        """Give the lease up, so that a successor need not wait; nothing happens without it."""
+        """Give up the lease, if this coordinator has it, so that the next one need not wait."""
         if self._token is None:
             return
         with self._database.write() as connection:
@@ -247,31 +191,33 @@ class Journal:
         self._token = None
 
     def entries(self) -> list[Entry]:
-        """What is written now, oldest first: a snapshot, perhaps, and what followed it."""
+        """The entries that are written now, oldest first; the first one may be a snapshot."""
         with self._database.read() as connection:
-            rows = connection.execute(
-                sa.select(ENTRIES.c.entry)
-                .where(ENTRIES.c.run_id == self._run_id)
-                .order_by(ENTRIES.c.sequence)
-            ).all()
-        return [entry_from_json(row.entry) for row in rows]
+            return [entry_from_json(row.entry) for row in self._rows(connection)]
+
+    def _rows(self, connection: sa.Connection) -> Sequence[Any]:
+        query = sa.select(ENTRIES.c.sequence, ENTRIES.c.entry)
+        mine = query.where(ENTRIES.c.run_id == self.run_id)
+        return connection.execute(mine.order_by(ENTRIES.c.sequence)).all()
 
     def _require_lease(self, connection: sa.Connection) -> None:
         lease = self._lease(connection)
         if self._token is None or lease is None or lease.token != self._token:
-            holder = "nobody" if lease is None else lease.holder
+            holder: object = "nobody"
+            if lease is not None:
+                holder = ProcessIdentity.from_text(lease.holder) or lease.holder
             raise StaleGenerationError(
-                f"this coordinator does not lead run {self._run_id!r} any more; {holder} does"
+                f"this coordinator does not lead run {self.run_id!r} any more; {holder} does"
             )
 
     def _lease(self, connection: sa.Connection) -> Any:
         query = sa.select(LEASES.c.token, LEASES.c.holder, LEASES.c.expires_at)
         return connection.execute(
-            query.where(LEASES.c.run_id == self._run_id).with_for_update()
+            query.where(LEASES.c.run_id == self.run_id).with_for_update()
         ).one_or_none()
 
     def _update_lease(self, token: int | None, values: dict[str, object]) -> sa.Update:
-        mine = (LEASES.c.run_id == self._run_id) & (LEASES.c.token == token)
+        mine = (LEASES.c.run_id == self.run_id) & (LEASES.c.token == token)
         return LEASES.update().where(mine).values(**values)
 
     def _now(self, connection: sa.Connection) -> float:
@@ -279,12 +225,3 @@ class Journal:
             return self._clock()
         moment = sa.func.extract("epoch", sa.func.clock_timestamp())
         return float(connection.scalar(sa.select(moment)) or 0.0)
-
-
-def _machine() -> str:
-    # Process ids mean something only within one boot and one process namespace (container).
-    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-    try:
-        return f"{socket.gethostname()}/{boot.read_text().strip()}/{namespace.readlink()}"
-    except OSError:
-        return f"{socket.gethostname()}/{os.uname().release}"

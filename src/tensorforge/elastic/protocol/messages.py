@@ -1,24 +1,26 @@
-"""What travels between a worker and the coordinator, as JSON that is checked on arrival.
+"""The messages between a worker and the coordinator, as JSON that is checked on arrival.
 
-A worker opens one stream: `Hello` first, then any of the messages in `FROM_WORKER`; the coordinator
-answers with those in `FROM_COORDINATOR`. Every message of a worker carries its incarnation (which
-process this is) and, where it matters, the generation it speaks about. Unknown kinds, unknown fields,
-wrong types and oversized values are refused by the decoder, before any logic sees them.
+A worker opens one stream. It sends `Hello` first, then any of `FromWorker`; the coordinator sends any of
+`FromCoordinator`. A worker's message carries its incarnation (which process this is) and the generation that it
+is about. The decoder refuses unknown kinds, unknown fields, wrong types and oversized values.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
+from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
+from tensorforge.elastic.protocol.reasons import RunOutcome
 from tensorforge.errors import EncodingError
 
-PROTOCOL = 1
-"""Both sides must speak the same version."""
+PROTOCOL = 2
+"""The version of these messages; the coordinator refuses a worker with another one."""
 
 MAX_UPLOAD_BYTES = 1 << 20
 """The largest message that a worker may send."""
@@ -34,17 +36,19 @@ Measures: TypeAlias = Annotated[dict[Name, float], msgspec.Meta(max_length=64)]
 Amounts: TypeAlias = Annotated[dict[Name, Count], msgspec.Meta(max_length=64)]
 
 
+Decoded = TypeVar("Decoded")
+
 _encoder = msgspec.json.Encoder()
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Anything on the wire."""
+    """Any message; unknown fields are refused."""
 
 
 class Hello(Message, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
-    """Opens a stream. `generation` is the one this worker believes to be a member of.
+    """The first message of a stream. `generation` is the newest one that was announced to this incarnation.
 
-    `previous` is the incarnation that this process had when it was last a member; it trains no more as that.
+    `previous` is the earlier incarnation of this process that was a member; it has stopped training.
     """
 
     protocol: int
@@ -52,7 +56,6 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
     incarnation: Name
     generation: int | None = None
     previous: Name | None = None
-    local_world_size: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1
     attributes: Attributes = msgspec.field(default_factory=dict)
 
 
@@ -78,7 +81,10 @@ class Heartbeat(Message, frozen=True, kw_only=True, tag="heartbeat", tag_field="
 
 
 class Ready(Message, frozen=True, kw_only=True, tag="ready", tag_field="kind"):
-    """This worker has stopped and stands at the rescale barrier; one that leaves says so, too."""
+    """This worker has stopped for a rescale; a worker that leaves says so, too.
+
+    `prepared_step`: the worker has the reduced gradient of that step, but has not applied it.
+    """
 
     incarnation: Name
     generation: Count
@@ -88,7 +94,7 @@ class Ready(Message, frozen=True, kw_only=True, tag="ready", tag_field="kind"):
 
 
 class Formed(Message, frozen=True, kw_only=True, tag="formed", tag_field="kind"):
-    """This worker is in the new group and healed. `moved` says what it received, by name."""
+    """This worker has formed the new group and is healed. `moved` is what it received, by name."""
 
     incarnation: Name
     generation: Count
@@ -96,7 +102,7 @@ class Formed(Message, frozen=True, kw_only=True, tag="formed", tag_field="kind")
 
 
 class Suspect(Message, frozen=True, kw_only=True, tag="suspect", tag_field="kind"):
-    """A collective failed although nobody was reported lost."""
+    """A collective failed although no member was reported lost. `worker_id` is suspected, if anybody is."""
 
     incarnation: Name
     generation: Count
@@ -105,7 +111,7 @@ class Suspect(Message, frozen=True, kw_only=True, tag="suspect", tag_field="kind
 
 
 class Leave(Message, frozen=True, kw_only=True, tag="leave", tag_field="kind"):
-    """This worker wants to go after its current step."""
+    """This worker wants to leave after its current step."""
 
     incarnation: Name
     generation: Count
@@ -136,7 +142,7 @@ FromWorker: TypeAlias = (
 
 
 class State(Message, frozen=True, kw_only=True):
-    """Where training stands, as far as the coordinator was told."""
+    """The newest committed step that the coordinator knows; a step of -1 means none."""
 
     epoch: Count = 0
     step: Step = -1
@@ -150,53 +156,49 @@ class Welcome(Message, frozen=True, kw_only=True, tag="welcome", tag_field="kind
 
     generation: int
     workers: tuple[WorkerId, ...] | None = None
-    heartbeat_interval_ms: int
-    is_standby: bool = False
-    state: State = State()
 
 
 class Refused(Message, frozen=True, kw_only=True, tag="refused", tag_field="kind"):
-    """The stream ends here. `code` is one of the `REFUSED_*` constants."""
+    """The stream is refused and ends. `code` is one of the `REFUSED_*` constants."""
 
     code: str
     reason: str
 
 
 REFUSED_FENCED = "fenced"
-"""The sender was declared dead or removed; it may come back as a newcomer with a new incarnation."""
+"""The worker was taken for dead or removed; it may join again with a new incarnation."""
 REFUSED_DUPLICATE = "duplicate"
-"""A living worker has this id; trying again later may work."""
-REFUSED_ENDED = "ended"
-"""The run is over."""
+"""A connected worker has this id; trying again later may work."""
 REFUSED_INVALID = "invalid"
-"""The message breaks the protocol; trying again is useless."""
+"""The message breaks the protocol; trying again does not help."""
 REFUSED_FULL = "full"
-"""There are as many workers and standbys as the coordinator keeps track of."""
+"""The coordinator has as many workers and standbys as it accepts."""
 
 
 class Stale(Message, frozen=True, kw_only=True, tag="stale", tag_field="kind"):
-    """A message spoke of an older generation and was ignored."""
+    """A message was about another generation than the newest one, and was ignored."""
 
-    generation: int
     reason: str
 
 
 class Change(Message, frozen=True, kw_only=True):
-    """From one list of members to the next: who goes, and who comes in at which rank."""
+    """The difference between two lists of members: who was removed, who was inserted at which rank."""
 
     removed: tuple[str, ...] = ()
     inserted: tuple[tuple[int, WorkerId], ...] = ()
 
 
 class Rescale(Message, frozen=True, kw_only=True, tag="rescale", tag_field="kind"):
-    """A new generation was decided. `workers`, or else `change` against `old_generation`, has its members."""
+    """A generation was decided. Its members are `workers`, or else those of `old_generation` after `change`.
+
+    `urgent`: a member is lost, so the current step cannot be finished.
+    """
 
     generation: int
     old_generation: int
     workers: tuple[WorkerId, ...] | None = None
     change: Change | None = None
     urgent: bool = True
-    paused: bool = False
     reason: str = ""
     decided_at: datetime
 
@@ -211,17 +213,16 @@ class MemberReport(Message, frozen=True, kw_only=True):
 
 
 class FormationNotice(Message, frozen=True, kw_only=True, tag="formation", tag_field="kind"):
-    """All members stand at the barrier; what they said is the same for everybody.
+    """All members have answered the barrier; every member gets the same notice.
 
-    Most members say the same, and every member hears about all others, so the reports travel as the `distinct`
-    ones and `runs` of (index, number of ranks): a thousand workers cost a few hundred bytes each, not 80 kB.
+    Most answers are equal, and every member gets all of them. So the notice has the `distinct` answers, and
+    `runs` of (index, number of ranks): for a thousand workers a few hundred bytes each instead of 80 kB.
     """
 
     generation: int
     distinct: tuple[MemberReport, ...]
     runs: tuple[tuple[int, int], ...]
     target_step: int
-    state: State = State()
 
     @property
     def reports(self) -> tuple[MemberReport, ...]:
@@ -247,6 +248,35 @@ def distinct_runs(
     return tuple(distinct), tuple(runs)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Formation:
+    """The outcome of a rescale barrier, identical on all members.
+
+    `members` maps worker ids to their answers, in order of rank. `target_step` is the newest step that a member
+    of the last formed generation has committed, -1 if there is none. A member one step behind that has the
+    reduced gradient of that step applies it; other members and newcomers are healed to it.
+    """
+
+    generation: int
+    topology: ClusterTopology
+    members: Mapping[str, MemberReport]
+    target_step: int
+
+    @property
+    def newcomers(self) -> tuple[str, ...]:
+        """The members that were not in the last formed generation, in order of rank."""
+        return tuple(name for name, report in self.members.items() if report.is_newcomer)
+
+    @property
+    def donors(self) -> tuple[str, ...]:
+        """The members that have committed the target step and can heal others, in order of rank."""
+        return tuple(
+            name
+            for name, report in self.members.items()
+            if report.committed_step == self.target_step and not report.is_newcomer
+        )
+
+
 class Pong(Message, frozen=True, kw_only=True, tag="pong", tag_field="kind"):
     """The answer to a heartbeat."""
 
@@ -254,15 +284,15 @@ class Pong(Message, frozen=True, kw_only=True, tag="pong", tag_field="kind"):
 
 
 class Released(Message, frozen=True, kw_only=True, tag="released", tag_field="kind"):
-    """Nobody needs this worker any more; it may go."""
+    """The others do not need this worker any more; it may leave."""
 
     reason: str
 
 
 class Ended(Message, frozen=True, kw_only=True, tag="ended", tag_field="kind"):
-    """The run is over. `emergency` asks survivors to save what they have."""
+    """The run is over. `emergency` asks the members to save a checkpoint."""
 
-    outcome: str
+    outcome: RunOutcome
     reason: str
     emergency: bool = False
 
@@ -281,23 +311,25 @@ def to_bytes(message: Any) -> bytes:
 
 
 def from_worker(data: bytes) -> FromWorker:
-    """Decode what a worker sent; anything else is an `EncodingError` that names the place."""
-    try:
-        return _from_worker.decode(data)
-    except msgspec.DecodeError as error:
-        raise EncodingError(f"not a message of a worker: {error}") from error
+    """Decode a worker's message; anything else is an `EncodingError` that names the place."""
+    return decode(_from_worker, data, "a message of a worker")
 
 
 def from_coordinator(data: bytes) -> FromCoordinator:
-    """Decode what the coordinator sent; anything else is an `EncodingError`."""
+    """Decode a message of the coordinator; anything else is an `EncodingError`."""
+    return decode(_from_coordinator, data, "a message of a coordinator")
+
+
+def decode(decoder: msgspec.json.Decoder[Decoded], data: bytes, what: str) -> Decoded:
+    """Decode JSON; `what` it should be is named by the `EncodingError` for anything else."""
     try:
-        return _from_coordinator.decode(data)
+        return decoder.decode(data)
     except msgspec.DecodeError as error:
-        raise EncodingError(f"not a message of a coordinator: {error}") from error
+        raise EncodingError(f"not {what}: {error}") from error
 
 
 def change_between(old: tuple[WorkerId, ...], new: tuple[WorkerId, ...]) -> Change | None:
-    """The change that leads from `old` to `new`, or `None` if those who stay changed their order."""
+    """The change from `old` to `new`, or `None` if those who stay are in another order."""
     new_set, old_set = set(new), set(old)
     stays = tuple(worker for worker in old if worker in new_set)
     if stays != tuple(worker for worker in new if worker in old_set):

@@ -1,4 +1,4 @@
-"""The ladder of timeouts, derived from two settings so that its rungs cannot be put in a wrong order.
+"""All timeouts of the control plane, derived from three settings so that their order always holds:
 
 heartbeat  <  ping_timeout  <  silence  <=  barrier  <  worker_patience
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 
 RECONNECT_LEAST, RECONNECT_MOST = 0.05, 1.0
-"""The pause before a worker tries to reconnect grows from the first to the second, in seconds."""
+"""Seconds: the pause before a worker tries to reconnect grows from the first to the second."""
 
 _SUSPICION_GRACE = 0.1
 
@@ -19,19 +19,19 @@ _SUSPICION_GRACE = 0.1
 class Timeouts:
     """All waits of the control plane, in seconds.
 
-    `heartbeat`: a worker gives a sign of life this often; the transport pings this often, too.
-    `ping_timeout`: a ping that is not answered within this breaks the stream; one interval later at the
-    latest, a frozen process is known to be gone, which makes `silence` at most.
-    `silence`: no sign of life for this long is a failure.
-    `comeback`: members have this long to find a restarted coordinator; longer than `silence` by two of the
+    `heartbeat`: a worker sends a heartbeat this often; the connection is pinged this often, too.
+    `ping_timeout`: an unanswered ping breaks the stream after this. Together with one interval that is less
+    than `silence`, so a frozen process is noticed within `silence`.
+    `silence`: a worker that gives no sign of life for this long has failed.
+    `comeback`: members have this long to connect to a restarted coordinator: `silence` and two of the
     longest pauses between a worker's attempts to reconnect.
-    `suspicion`: a reported collective failure waits this long for a broken stream that explains it.
-    `stability`: joins wait for this much quiet.
-    `pause`: how long training may stay below the minimum.
-    `barrier`: each of the two halves of a rescale (everybody stopped; everybody formed). Never shorter
-    than `silence`: otherwise a rescale would give up before it could know who is missing.
-    `worker_patience`: how long a worker waits for a formation; longer than the coordinator's own
-    deadlines, so that the coordinator decides and never a worker by itself.
+    `suspicion`: a failed collective waits this long for a broken stream that explains it.
+    `stability`: joins wait until there was no change for this long.
+    `pause`: how long the cluster may stay below the minimum.
+    `barrier`: how long members may take to stop, and again to form. Never shorter than `silence`, so that a
+    lost member is noticed before the barrier gives up.
+    `worker_patience`: how long a worker waits for a formation. Longer than the coordinator's deadlines, so
+    that the coordinator decides and never a worker by itself.
     """
 
     heartbeat: float
@@ -44,9 +44,19 @@ class Timeouts:
     barrier: float
     worker_patience: float
 
+    def ping_options(self) -> list[tuple[str, int]]:
+        """The gRPC options by which both sides ping each other."""
+        milliseconds = max(1, round(self.ping_timeout * 1000))
+        return [
+            ("grpc.keepalive_time_ms", max(1, round(self.heartbeat * 1000))),
+            ("grpc.keepalive_timeout_ms", milliseconds),
+            ("grpc.http2.ping_timeout_ms", milliseconds),
+            ("grpc.http2.max_pings_without_data", 0),
+        ]
+
     @classmethod
     def derive(cls, config: ElasticTrainingConfig) -> Timeouts:
-        """The ladder for a configuration."""
+        """The timeouts for a configuration."""
         silence = config.worker_heartbeat_timeout_ms / 1000
         rescale = config.rescale_timeout_ms / 1000
         barrier = max(rescale, silence)

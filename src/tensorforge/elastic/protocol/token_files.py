@@ -1,4 +1,4 @@
-"""Job tokens in files that only their owner can read, so that a restarted coordinator knows them again."""
+"""Job tokens in files that only their owner can read, so that a restarted coordinator accepts them again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tensorforge.security import TokenStore
 
 
 def load_or_issue(store: TokenStore, path: Path, name: str, roles: Iterable[str]) -> str:
-    """The token in `path`, known to `store` from now on; a missing file gets a new token."""
+    """Return the token in `path` and add it to `store`; if there is no file, issue a token and write it."""
     with contextlib.suppress(FileNotFoundError):
         token = read_token(path)
         store.adopt(token, name, roles)
@@ -26,7 +26,7 @@ def load_or_issue(store: TokenStore, path: Path, name: str, roles: Iterable[str]
 
 
 def read_token(path: Path) -> str:
-    """The token in a file; one that others can read as well is refused."""
+    """The token in a file; a file that other users can read is refused."""
     if path.stat().st_mode & 0o077:
-        raise InvalidInputError(f"{path} can be read by others; chmod 600 it")
+        raise InvalidInputError(f"{path} can be read by other users; run chmod 600 on it")
     return path.read_text().strip()

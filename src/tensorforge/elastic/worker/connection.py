@@ -1,12 +1,12 @@
-"""A worker's side of the stream: connects, listens, sends, and reconnects by itself.
+"""A worker's stream to the coordinator: connects, receives, sends, and reconnects by itself.
 
-Two threads. The stream thread reads what the coordinator sends and hands it on; when the stream breaks, it
-opens a new one after a growing, jittered pause, for as long as it takes. The heartbeat thread gives signs
-of life and sends what was left for it (progress), at most once per interval, so that neither a fast
-training loop nor a slow network can build a queue.
+There are two threads. The stream thread reads the coordinator's messages; when the stream breaks, it opens
+a new one after a growing, jittered pause, without a limit. The heartbeat thread sends a heartbeat and the
+newest progress once per interval, so that neither a fast training loop nor a slow network can build a
+queue.
 
-gRPC's own native threads answer the transport's pings without Python's interpreter lock: a step that
-holds the lock for minutes does not look like death, a frozen process does.
+gRPC's native threads answer the pings of the connection without Python's interpreter lock. So a step that keeps
+the lock for minutes does not look like a dead process, and a frozen process does.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import logging
 import queue
 import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
-from tensorforge.elastic.client import translate
 from tensorforge.elastic.protocol import commands, messages
 from tensorforge.elastic.protocol.access import TlsOptions, call_metadata, open_channel
+from tensorforge.elastic.protocol.status_codes import translate
 from tensorforge.elastic.protocol.timeouts import RECONNECT_LEAST, RECONNECT_MOST, Timeouts
 from tensorforge.errors import EncodingError, TensorForgeError
 
@@ -34,8 +34,9 @@ _JOIN_TIMEOUT = 10.0
 class Connection:
     """Keeps a stream to the coordinator open.
 
-    `hello` makes the first message of each stream. `receive` is called on the stream thread with every
-    message. `lost` is called there when a stream breaks, with an error if it is useless to try again.
+    `hello` makes the first message of each stream, `beat` the messages of each interval. On the stream
+    thread, `receive` is called with every message, and `lost` when a stream breaks: with an error if no
+    other stream will be opened.
     """
 
     def __init__(
@@ -67,12 +68,12 @@ class Connection:
         ]
 
     def start(self) -> None:
-        """Begin to connect; returns at once."""
+        """Start both threads; returns before there is a stream."""
         for thread in self._threads:
             thread.start()
 
     def send(self, message: messages.FromWorker) -> bool:
-        """Hand a message to the stream; `False` if there is none at the moment."""
+        """Send a message on the present stream; `False` if there is none."""
         with self._lock:
             if self._outbox is None:
                 return False
@@ -80,21 +81,21 @@ class Connection:
             return True
 
     def wake(self) -> None:
-        """Let the heartbeat thread send at once what is left for it."""
+        """Let the heartbeat thread send now instead of at the end of its interval."""
         self._wake.set()
 
     def restart_stream(self) -> None:
-        """Open a new stream without a pause: the worker has a new incarnation."""
+        """Replace the stream without a pause: the worker has a new incarnation."""
         self._again = True
         self._break_stream()
 
     def retire(self) -> None:
-        """Open no new stream after this one; for when there is nothing left to say."""
+        """Open no other stream after the present one."""
         self._stopping.set()
         self._wake.set()
 
     def close(self) -> None:
-        """End the stream and both threads; closing twice is fine."""
+        """End the stream and both threads; a second call does nothing."""
         self.retire()
         self._break_stream()
         for thread in self._threads:
@@ -136,7 +137,7 @@ class Connection:
             return False, error
         try:
             method = channel.stream_stream(f"/{commands.SERVICE}/Join")
-            call = method(_until_none(outbox), metadata=self._metadata)
+            call = method(iter(outbox.get, None), metadata=self._metadata)
             with self._lock:
                 self._call, self._outbox = call, outbox
             if self._stopping.is_set():
@@ -148,7 +149,9 @@ class Connection:
         except grpc.RpcError as error:
             return had_answer, translate(error, self._address)
         except EncodingError as error:
-            log.warning("the coordinator at %s is not understood: %s", self._address, error)
+            log.warning(
+                "cannot decode a message of the coordinator at %s: %s", self._address, error
+            )
             return had_answer, error
         finally:
             self._break_stream()
@@ -164,18 +167,9 @@ class Connection:
                 self.send(message)
 
 
-def _until_none(outbox: queue.SimpleQueue[bytes | None]) -> Iterator[bytes]:
-    while (data := outbox.get()) is not None:
-        yield data
-
-
 def _channel_options(timeouts: Timeouts) -> list[tuple[str, int]]:
-    milliseconds = max(1, round(timeouts.ping_timeout * 1000))
     return [
-        ("grpc.keepalive_time_ms", max(1, round(timeouts.heartbeat * 1000))),
-        ("grpc.keepalive_timeout_ms", milliseconds),
-        ("grpc.http2.ping_timeout_ms", milliseconds),
-        ("grpc.http2.max_pings_without_data", 0),
+        *timeouts.ping_options(),
         # How long one attempt to connect may take; the default of 20 s outlasts most network cuts.
         ("grpc.min_reconnect_backoff_ms", max(1000, round(timeouts.silence * 1000))),
         ("grpc.max_receive_message_length", -1),

@@ -1,4 +1,4 @@
-"""Where a worker meets what it does not own: the training code's state, and plans that move data."""
+"""The interfaces of a worker to the training code's state and to plans that move data."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from tensorforge.errors import ConflictError
 
 
 class Shard(Protocol):
-    """What a worker needs to know of a shard."""
+    """The part of a shard that a worker reads."""
 
     @property
     def shard_id(self) -> int:
-        """Its number."""
+        """The number of the shard."""
 
 
 class RedistributionPlan(Protocol):
-    """What a worker needs to know of a plan; `tensorforge.data.DataRedistributionPlan` is one."""
+    """The part of a plan that a worker reads; `tensorforge.data.DataRedistributionPlan` has it."""
 
     @property
     def worker_assignments(self) -> Mapping[WorkerId, Sequence[Shard]]:
-        """Every worker of the new topology, and the shards it owns from now on."""
+        """The shards of every worker of the new topology."""
 
     @property
     def total_shards(self) -> int:
@@ -30,10 +30,10 @@ class RedistributionPlan(Protocol):
 
 
 class StateHooks:
-    """How `synchronize_state` reaches the training code; subclass it and override what you have."""
+    """What `synchronize_state` calls in the training code; override the methods that you need."""
 
     def load_optimizer_state(self, encoded: bytes) -> None:
-        """Apply an optimizer state. There is no default: a state must not be dropped silently."""
+        """Apply an optimizer state. The default raises, so that no state is dropped silently."""
         raise ConflictError(
             f"{len(encoded)} bytes of optimizer state arrived, but nothing here can load them; "
             "register hooks that override load_optimizer_state"
@@ -43,4 +43,4 @@ class StateHooks:
         """Use this rate from the next step on."""
 
     def set_counters(self, epoch: int, step: int) -> None:
-        """Continue after this step of this epoch."""
+        """Go on after this step of this epoch."""

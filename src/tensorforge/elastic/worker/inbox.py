@@ -1,4 +1,4 @@
-"""What a worker does with each message of the coordinator. Everything here runs on the stream thread."""
+"""How a worker handles each message of the coordinator, on the stream thread."""
 
 from __future__ import annotations
 
@@ -12,7 +12,11 @@ from typing import Any
 from tensorforge.cluster.global_state import GlobalTrainingState
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.elastic.protocol import messages
-from tensorforge.elastic.worker.resend_buffer import ABOUT_A_GENERATION, ABOUT_THE_WORKER, Outgoing
+from tensorforge.elastic.worker.resend_buffer import (
+    ABOUT_A_GENERATION,
+    ABOUT_THE_WORKER,
+    ResendBuffer,
+)
 from tensorforge.elastic.worker.worker_state import WorkerState
 from tensorforge.errors import ConflictError, TensorForgeError
 
@@ -21,7 +25,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """The training code's functions; they must not block."""
+    """The functions that training code has registered; they must not block."""
 
     rescaling_requested: list[Callable[[RescalingEvent], object]] = field(default_factory=list)
     state_synchronized: list[Callable[[GlobalTrainingState], object]] = field(default_factory=list)
@@ -29,8 +33,8 @@ class Callbacks:
     run_ended: list[Callable[[str], object]] = field(default_factory=list)
 
 
-def tell(listeners: Iterable[Callable[[Any], object]], value: object) -> None:
-    """Call every listener; one that raises does not keep the others from being told."""
+def call_all(listeners: Iterable[Callable[[Any], object]], value: object) -> None:
+    """Call every listener, even if one raises."""
     for listener in tuple(listeners):
         try:
             listener(value)
@@ -39,16 +43,16 @@ def tell(listeners: Iterable[Callable[[Any], object]], value: object) -> None:
 
 
 class Inbox:
-    """Takes messages in: changes the state, wakes who waits, tells the callbacks.
+    """Handles messages: changes the state, wakes waiting threads, calls the callbacks.
 
-    `announced` is called with the event of each new generation, `gathered` with its number once all members
-    have answered; `retire` when no other stream is needed, `rejoin` when one is, at once.
+    `announced` is called with the event of each new generation, and `gathered` with its number once all members
+    have answered; `retire` when no other stream is needed, and `rejoin` when a new one is needed now.
     """
 
     def __init__(
         self,
         state: WorkerState,
-        outgoing: Outgoing,
+        resend_buffer: ResendBuffer,
         changed: threading.Condition,
         callbacks: Callbacks,
         *,
@@ -58,14 +62,14 @@ class Inbox:
         rejoin: Callable[[], None],
     ) -> None:
         self._state = state
-        self._outgoing = outgoing
+        self._resend_buffer = resend_buffer
         self._changed = changed
         self._callbacks = callbacks
         self._announced, self._gathered = announced, gathered
         self._retire, self._rejoin = retire, rejoin
 
     def receive(self, message: messages.FromCoordinator) -> None:
-        """One message."""
+        """Handle one message."""
         if isinstance(message, messages.Pong):
             self._answered(message)
         elif isinstance(message, messages.Welcome):
@@ -73,18 +77,18 @@ class Inbox:
         elif isinstance(message, messages.Rescale):
             self._rescale(message)
         elif isinstance(message, messages.FormationNotice):
-            self._form(message)
+            self._gathered_all(message)
         elif isinstance(message, messages.Released):
-            self._go(message.reason)
+            self._released(message.reason)
         elif isinstance(message, messages.Ended):
-            self._end(message)
+            self._ended(message)
         elif isinstance(message, messages.Refused):
             self._refused(message)
         else:
             log.info("%s: %s", self._state.worker_id.id, message.reason)
 
     def lost(self, problem: TensorForgeError | None) -> None:
-        """The stream broke; with `problem`, for good."""
+        """The stream broke; with `problem`, no other one will be opened."""
         with self._changed:
             if problem is not None:
                 self._state.problem = problem
@@ -92,8 +96,8 @@ class Inbox:
 
     def _answered(self, message: messages.Pong) -> None:
         with self._changed:
-            self._outgoing.answered_sequence = max(
-                self._outgoing.answered_sequence, message.sequence
+            self._resend_buffer.answered_sequence = max(
+                self._resend_buffer.answered_sequence, message.sequence
             )
             self._changed.notify_all()
 
@@ -101,10 +105,10 @@ class Inbox:
         with self._changed:
             self._state.was_welcomed = self._state.is_welcomed = True
             if message.workers is not None:
-                # Adopted again, in the generation that it trained in all the while.
-                self._outgoing.repeat(*ABOUT_A_GENERATION)
-            self._outgoing.repeat(*ABOUT_THE_WORKER)
-            self._outgoing.report_again()
+                # The worker is still a member of the generation that it trains in.
+                self._resend_buffer.resend(*ABOUT_A_GENERATION)
+            self._resend_buffer.resend(*ABOUT_THE_WORKER)
+            self._resend_buffer.report_again()
             self._changed.notify_all()
 
     def _rescale(self, message: messages.Rescale) -> None:
@@ -112,53 +116,53 @@ class Inbox:
             event = self._state.announce(message)
             if event is None:
                 return
-            self._outgoing.forget(*ABOUT_A_GENERATION)
+            self._resend_buffer.forget(*ABOUT_A_GENERATION)
         self._announced(event)
 
-    def _form(self, message: messages.FormationNotice) -> None:
+    def _gathered_all(self, message: messages.FormationNotice) -> None:
         with self._changed:
             if not self._state.gather(message):
                 return
             self._changed.notify_all()
         self._gathered(message.generation)
 
-    def _go(self, reason: str) -> None:
+    def _released(self, reason: str) -> None:
         with self._changed:
             self._state.is_leaving = True
             self._state.released = reason
             self._changed.notify_all()
         self._retire()
 
-    def _end(self, message: messages.Ended) -> None:
+    def _ended(self, message: messages.Ended) -> None:
         with self._changed:
             self._state.ended = message
             self._changed.notify_all()
-        tell(self._callbacks.run_ended, message.reason)
+        call_all(self._callbacks.run_ended, message.reason)
         self._retire()
 
     def _refused(self, message: messages.Refused) -> None:
         with self._changed:
-            has_gone = self._outgoing.has_said_goodbye()
-        # Who has said goodbye knows why; a second explanation would only hide the first.
-        level = logging.INFO if has_gone else logging.WARNING
+            is_done = self._resend_buffer.is_done()
+        # A worker that is done has reported why; this reason would only hide that one.
+        level = logging.INFO if is_done else logging.WARNING
         worker_id = self._state.worker_id.id
         log.log(level, "%s was refused (%s): %s", worker_id, message.code, message.reason)
         if message.code == messages.REFUSED_FENCED:
             self._fenced(message.reason)
         elif message.code != messages.REFUSED_DUPLICATE or not self._state.was_welcomed:
-            # A taken name is worth waiting for only after this worker has owned it.
+            # Only a worker that had the name before may wait until the name is free.
             self.lost(ConflictError(message.reason))
             self._retire()
 
     def _fenced(self, reason: str) -> None:
         with self._changed:
-            is_done = self._state.is_leaving or self._outgoing.has_said_goodbye()
+            is_done = self._state.is_leaving or self._resend_buffer.is_done()
             if not is_done:
                 self._state.start_over(uuid.uuid4().hex)
-                self._outgoing.start_over()
+                self._resend_buffer.start_over()
                 self._changed.notify_all()
         if is_done:
-            self._go(reason)
+            self._released(reason)
             return
-        tell(self._callbacks.fenced, reason)
+        call_all(self._callbacks.fenced, reason)
         self._rejoin()

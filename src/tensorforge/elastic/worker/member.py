@@ -1,27 +1,25 @@
-"""A process as a member of a cluster: connecting, standing at barriers, reporting, going."""
+"""A process as a member of a cluster: it connects, answers barriers, reports progress and leaves."""
 
 from __future__ import annotations
 
-import os
 import threading
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Self
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
-from tensorforge.cluster.global_state import GlobalTrainingState
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId, WorkerMetadata, WorkerStatus
 from tensorforge.elastic.protocol import messages
 from tensorforge.elastic.protocol.access import TlsOptions
-from tensorforge.elastic.protocol.formation import Formation
+from tensorforge.elastic.protocol.messages import Formation
 from tensorforge.elastic.protocol.timeouts import Timeouts
 from tensorforge.elastic.worker.connection import Connection
-from tensorforge.elastic.worker.inbox import Callbacks, Inbox, tell
-from tensorforge.elastic.worker.resend_buffer import Outgoing
+from tensorforge.elastic.worker.inbox import Callbacks, Inbox, call_all
+from tensorforge.elastic.worker.resend_buffer import ResendBuffer
 from tensorforge.elastic.worker.worker_state import WorkerState
 from tensorforge.errors import (
     ClosedError,
@@ -29,16 +27,18 @@ from tensorforge.errors import (
     StaleGenerationError,
     UnavailableError,
 )
+from tensorforge.processes import ProcessIdentity
 
 _MOST_TEXT = 20_000
 
 
 class ClusterMember:
-    """One process's membership in a cluster: its connection, its answers, its farewell.
+    """One process's membership in a cluster.
 
-    `connect_to_cluster` registers with the coordinator and returns; from then on threads of their own
-    keep the connection, through losses of the coordinator as well. Calls that report something return at
-    once and are delivered (again) after a reconnection.
+    `connect_to_cluster` registers with the coordinator. From then on two threads keep the connection, also
+    while the coordinator is away. Calls that report something return at once; their messages are sent again
+    after a reconnection. `rescaling_requested`, `state_synchronized`, `fenced` and `run_ended` are lists of
+    callbacks.
     """
 
     def __init__(
@@ -61,22 +61,28 @@ class ClusterMember:
             not synchronous if answers_by_itself is None else answers_by_itself
         )
         now = datetime.now(UTC)
+        process = ProcessIdentity.current()
+        told = {"pid": str(process.pid), "process": process.to_text()}
         metadata = WorkerMetadata(
             worker_id=worker_id,
             status=WorkerStatus.JOINING,
             join_time=now,
             last_heartbeat=now,
             local_world_size=local_world_size,
-            custom_attributes={"pid": str(os.getpid()), **(attributes or {})},
+            custom_attributes=told | dict(attributes or {}),
         )
         self._changed = threading.Condition(threading.RLock())
         self._state = WorkerState(metadata, uuid.uuid4().hex)
         self._connection: Connection | None = None
-        self._outgoing = Outgoing(self._send)
+        self._resend_buffer = ResendBuffer(self._send)
         self._callbacks = Callbacks()
+        self.rescaling_requested = self._callbacks.rescaling_requested
+        self.state_synchronized = self._callbacks.state_synchronized
+        self.fenced = self._callbacks.fenced
+        self.run_ended = self._callbacks.run_ended
         self._inbox = Inbox(
             self._state,
-            self._outgoing,
+            self._resend_buffer,
             self._changed,
             self._callbacks,
             announced=self._announced,
@@ -85,7 +91,7 @@ class ClusterMember:
             rejoin=self._rejoin,
         )
 
-    # Who and where
+    # Identity and membership
 
     @property
     def worker_id(self) -> WorkerId:
@@ -94,17 +100,17 @@ class ClusterMember:
 
     @property
     def incarnation(self) -> str:
-        """Which process of that name this is; a new one after it was fenced."""
+        """Which process of that name this is; it changes when the worker is fenced."""
         return self._state.incarnation
 
     @property
     def current_topology(self) -> ClusterTopology | None:
-        """The members that this worker trains with, or will once it has answered the barrier."""
+        """The topology that this worker answered the barrier for last."""
         return self._state.topology
 
     @property
     def is_rescaling(self) -> bool:
-        """Whether a rescale was announced and this worker has not resumed yet."""
+        """Whether a rescale was announced and this worker has not formed yet."""
         return self._state.is_rescaling
 
     @property
@@ -114,48 +120,28 @@ class ClusterMember:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether this worker asked, or was asked, to go."""
+        """Whether this worker asked, or was asked, to leave."""
         return self._state.is_leaving
 
     @property
     def pending_event(self) -> RescalingEvent | None:
-        """The newest rescale that was announced and not yet answered."""
+        """The newest rescale that was announced and not answered yet."""
         with self._changed:
             return self._state.pending_event
 
     def metadata(self) -> WorkerMetadata:
-        """What this worker knows of itself: a copy, frozen at this moment."""
+        """A copy of this worker's description at this moment."""
         with self._changed:
             return replace(self._state.metadata)
-
-    @property
-    def rescaling_requested(self) -> list[Callable[[RescalingEvent], object]]:
-        """Called with each new generation."""
-        return self._callbacks.rescaling_requested
-
-    @property
-    def state_synchronized(self) -> list[Callable[[GlobalTrainingState], object]]:
-        """Called with each state that was applied."""
-        return self._callbacks.state_synchronized
-
-    @property
-    def fenced(self) -> list[Callable[[str], object]]:
-        """Called with the reason when the cluster went on without this process."""
-        return self._callbacks.fenced
-
-    @property
-    def run_ended(self) -> list[Callable[[str], object]]:
-        """Called with the reason when the run is over."""
-        return self._callbacks.run_ended
 
     # Connecting
 
     def connect_to_cluster(self, address: str, *, timeout: float | None = None) -> None:
-        """Register with the coordinator at `host:port`; returns once it has accepted.
+        """Register with the coordinator at `host:port`; returns once the coordinator has accepted.
 
-        Connecting twice is a `ConflictError`. Without an answer in time (by default `rescale_timeout_ms`,
-        but at least ten seconds): `UnavailableError`. A wrong token, a taken name or a run that is over raise
-        what they are.
+        Connecting twice raises `ConflictError`, no answer in time `UnavailableError` (the default is
+        `rescale_timeout_ms`, but at least ten seconds). A wrong token, a name that is taken or a run that is
+        over raises its own error.
         """
         with self._changed:
             if self._connection is not None:
@@ -189,9 +175,9 @@ class ClusterMember:
             raise problem
 
     def disconnect(self) -> None:
-        """End the connection; disconnecting twice is fine.
+        """End the connection; a second call does nothing.
 
-        A member that did not `leave` or `finish` before leaves a gap that the cluster rescales around.
+        A member that did not `leave` or `finish` before is lost for the cluster, which rescales without it.
         """
         with self._changed:
             connection, self._connection = self._connection, None
@@ -211,9 +197,9 @@ class ClusterMember:
     # Rescaling
 
     def wait_for_rescale(self, timeout: float | None = None) -> RescalingEvent | None:
-        """The newest rescale that waits for this worker's `ready`; `None` if none came in time.
+        """The newest rescale that this worker has not answered with `ready`; `None` if none came in time.
 
-        A run that is over raises `TrainingAbortedError`; a lost membership raises what ended it.
+        A run that is over raises `TrainingAbortedError`; a membership that has ended raises its reason.
         """
         with self._changed:
             self._changed.wait_for(lambda: self.pending_event or self._state.is_over, timeout)
@@ -230,9 +216,9 @@ class ClusterMember:
     ) -> None:
         """Answer the rescale barrier: training has stopped here, at `committed_step` (-1: none yet).
 
-        `prepared_step`: the reduced gradient of that step is held, though it was not applied.
-        `attributes` reach all members unchanged. An older generation than the newest announced one is ignored:
-        the newest must be answered. The first answer for a generation counts: others may act on it already.
+        `prepared_step`: this worker has the reduced gradient of that step, but has not applied it.
+        `attributes` are given to all members. Only the newest announced generation can be answered, and
+        only its first answer counts, because other members may have acted on it.
         """
         with self._changed:
             if self._state.answer(generation, committed_step):
@@ -243,12 +229,12 @@ class ClusterMember:
                     prepared_step=prepared_step,
                     attributes=dict(attributes or {}),
                 )
-                self._outgoing.say(message)
+                self._resend_buffer.send(message)
 
     def wait_for_formation(self, timeout: float | None = None) -> Formation | None:
         """The formation of the generation that was answered; `None` if it did not come in time.
 
-        `StaleGenerationError`: a newer generation was announced, answer `ready` for it and wait again.
+        `StaleGenerationError`: a newer generation was announced; answer it with `ready` and wait again.
         `TrainingAbortedError`: the run is over. `ClosedError`: this worker was released or disconnected.
         """
         patience = self._timeouts.worker_patience if timeout is None else timeout
@@ -261,12 +247,12 @@ class ClusterMember:
                 return self._state.formation
             if self.pending_event is not None:
                 raise StaleGenerationError(
-                    f"generation {self.pending_event.new_topology.epoch} waits for an answer"
+                    f"generation {self.pending_event.new_topology.epoch} was announced; answer it first"
                 )
             return None
 
     def formed(self, generation: int, moved: Mapping[str, int] | None = None) -> None:
-        """Tell that this worker is in the new group and healed; `moved` says what it received."""
+        """Report that this worker has formed the new group and is healed; `moved` is what it received."""
         with self._changed:
             if generation != self._state.generation:
                 return
@@ -276,7 +262,7 @@ class ClusterMember:
                 generation=generation,
                 moved=dict(moved or {}),
             )
-            self._outgoing.say(message)
+            self._resend_buffer.send(message)
             self._changed.notify_all()
 
     # Progress
@@ -292,7 +278,7 @@ class ClusterMember:
         *,
         global_batch_size: int = 0,
     ) -> None:
-        """Report a committed step. Cheap; only the newest one of an interval is sent."""
+        """Report a committed step. Only the newest step of each heartbeat interval is sent."""
         with self._changed:
             progress = messages.Progress(
                 incarnation=self._state.incarnation,
@@ -305,14 +291,14 @@ class ClusterMember:
                 metrics=dict(metrics or {}),
             )
             self._state.committed_step = max(self._state.committed_step, step)
-            is_first = self._outgoing.report(progress)
+            is_first = self._resend_buffer.report(progress)
             if is_first and self._connection is not None:
                 self._connection.wake()
 
-    # Going
+    # Leaving
 
     def suspect(self, generation: int, worker_id: WorkerId | None, reason: str) -> None:
-        """Report that a collective failed although nobody was announced as lost."""
+        """Report that a collective failed although no member was announced as lost."""
         with self._changed:
             if generation != self._state.generation:
                 return
@@ -322,23 +308,23 @@ class ClusterMember:
                 worker_id=None if worker_id is None else worker_id.id,
                 reason=reason[:_MOST_TEXT],
             )
-            self._outgoing.say(message)
+            self._resend_buffer.send(message)
 
     def leave(self, reason: str = "") -> None:
-        """Ask to go after the step in hand; `wait_for_release` tells when the others can do without."""
+        """Ask to leave after the current step; then call `wait_for_release`."""
         with self._changed:
             self._state.is_leaving = True
             self._state.move(WorkerStatus.LEAVING)
-            self._say_goodbye(messages.Leave, reason)
+            self._send_last(messages.Leave, reason)
 
     def wait_for_release(self, timeout: float | None = None) -> bool:
-        """Wait until the others need this worker no more; `False` if that did not come in time.
+        """Wait until the other members do not need this worker any more; `False` if that took too long.
 
-        Call it when training has stopped here: the coordinator is told that, too.
+        Call it when training has stopped here; the coordinator is told so.
         """
 
         def is_over() -> bool:
-            # Said for each generation that follows, since an answer to an older one is ignored.
+            # Every generation that follows needs its own answer; one for an older generation is ignored.
             announced = self._state.announced
             if announced is not None and self.worker_id not in announced:
                 self.ready(announced.epoch, committed_step=self._state.committed_step)
@@ -348,12 +334,12 @@ class ClusterMember:
             return self._changed.wait_for(is_over, timeout)
 
     def finish(self, reason: str = "") -> None:
-        """Tell that training is complete here."""
+        """Report that training is complete here."""
         with self._changed:
-            self._say_goodbye(messages.Finish, reason)
+            self._send_last(messages.Finish, reason)
 
     def abort(self, reason: str, traceback: str = "", *, fatal: bool = False) -> None:
-        """Tell that the training code raised; `fatal` ends the run for everybody."""
+        """Report that the training code raised; `fatal` ends the run for all workers."""
         with self._changed:
             message = messages.Abort(
                 incarnation=self._state.incarnation,
@@ -362,30 +348,31 @@ class ClusterMember:
                 traceback=traceback[-_MOST_TEXT:],
                 fatal=fatal,
             )
-            self._outgoing.say(message)
+            self._resend_buffer.send(message)
 
     def flush(self, timeout: float = 5.0) -> bool:
-        """Wait until a heartbeat that follows everything said so far was answered.
+        """Wait until the coordinator has everything that was sent so far; `False` if that took too long.
 
-        For the last words before the process ends; `False` if the coordinator did not answer in time.
+        Call it before the process ends. It waits for the answer to a heartbeat that is sent last.
         """
         with self._changed:
             if self._connection is None:
                 return False
-            target = self._outgoing.sequence + 1
+            target = self._resend_buffer.sequence + 1
             self._connection.wake()
             return self._changed.wait_for(
-                lambda: self._outgoing.answered_sequence >= target or self._state.is_over, timeout
+                lambda: self._resend_buffer.answered_sequence >= target or self._state.is_over,
+                timeout,
             )
 
-    def _say_goodbye(self, kind: type[messages.Leave | messages.Finish], reason: str) -> None:
-        self._outgoing.flush_progress()
+    def _send_last(self, kind: type[messages.Leave | messages.Finish], reason: str) -> None:
+        self._resend_buffer.flush_progress()
         message = kind(
             incarnation=self._state.incarnation,
             generation=self._state.generation or 0,
             reason=reason[:_MOST_TEXT],
         )
-        self._outgoing.say(message)
+        self._resend_buffer.send(message)
 
     # On the connection's threads
 
@@ -399,7 +386,6 @@ class ClusterMember:
                 incarnation=self._state.incarnation,
                 generation=self._state.generation,
                 previous=self._state.previous,
-                local_world_size=metadata.local_world_size,
                 attributes=dict(metadata.custom_attributes),
             )
 
@@ -409,7 +395,7 @@ class ClusterMember:
             if not state.is_welcomed:
                 return []
             state.metadata = replace(state.metadata, last_heartbeat=datetime.now(UTC))
-            return self._outgoing.beat(state.incarnation, state.generation or 0)
+            return self._resend_buffer.beat(state.incarnation, state.generation or 0)
 
     def _send(self, message: messages.FromWorker) -> None:
         if self._connection is not None and self._state.is_welcomed:
@@ -426,7 +412,7 @@ class ClusterMember:
             if not self._config.use_synchronous_rescaling:
                 self._state.adopt(event.new_topology)
             self._changed.notify_all()
-        tell(self.rescaling_requested, event)
+        call_all(self.rescaling_requested, event)
 
     def _gathered(self, generation: int) -> None:
         if self._answers_by_itself:

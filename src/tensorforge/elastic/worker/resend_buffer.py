@@ -1,7 +1,7 @@
-"""What a worker has to say, kept until it need not be said again.
+"""Outbound messages that are kept and sent again after a reconnection.
 
-A coordinator that comes back knows only what is in its journal. So a worker keeps the newest message of each
-kind that matters and repeats it when it is welcomed again; hearing it twice changes nothing there.
+A restarted coordinator knows only what is in its journal. So a worker keeps the newest message of each lasting
+kind and sends it again when its stream is accepted again. Receiving a message twice changes nothing.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from tensorforge.elastic.protocol.messages import (
 Lasting: TypeAlias = Ready | Formed | Suspect | Leave | Finish | Abort
 
 ABOUT_A_GENERATION = (Ready, Formed, Suspect)
-"""These mean something only until the next generation is announced."""
+"""Kept until the next generation is announced."""
 ABOUT_THE_WORKER = (Leave, Finish, Abort)
-"""These hold whatever comes."""
+"""Kept until the process starts over with a new incarnation."""
 
 
-class Outgoing:
-    """The messages of one worker. `send` hands one to the stream of the moment, if there is one.
+class ResendBuffer:
+    """The outbound messages of one worker. `send` sends one on the present stream, if there is one.
 
-    Whoever calls holds the worker's lock.
+    Callers hold the worker's lock.
     """
 
     def __init__(self, send: Callable[[FromWorker], object]) -> None:
@@ -44,45 +44,45 @@ class Outgoing:
         self.sequence = 0
         self.answered_sequence = 0
 
-    def say(self, message: Lasting) -> None:
-        """Send it, and keep it."""
+    def send(self, message: Lasting) -> None:
+        """Send a message, and keep it in place of the last one of its kind."""
         self._lasting[type(message)] = message
         self._send(message)
 
-    def repeat(self, *kinds: type) -> None:
-        """Send again what was said of these kinds."""
+    def resend(self, *kinds: type) -> None:
+        """Send the kept messages of these kinds again."""
         for kind in kinds:
             if kind in self._lasting:
                 self._send(self._lasting[kind])
 
     def forget(self, *kinds: type) -> None:
-        """Say these no more."""
+        """Drop the kept messages of these kinds."""
         for kind in kinds:
             self._lasting.pop(kind, None)
 
-    def has_said_goodbye(self) -> bool:
-        """Whether this worker is done, one way or the other."""
+    def is_done(self) -> bool:
+        """Whether this worker has told that it finished or aborted."""
         return Finish in self._lasting or Abort in self._lasting
 
     def report(self, progress: Progress) -> bool:
-        """Leave progress for the next heartbeat; whether it is the first of its generation."""
+        """Keep progress for the next heartbeat; returns whether it is the first of its generation."""
         is_first = self._reported_generation != progress.generation
         self._reported_generation = progress.generation
         self._progress = progress
         return is_first
 
     def report_again(self) -> None:
-        """Let the newest progress go out once more with the next heartbeat."""
+        """Send the newest progress again with the next heartbeat."""
         self._progress = self._progress or self._sent_progress
 
     def flush_progress(self) -> None:
-        """Send the newest progress now: what follows refers to it."""
+        """Send the newest progress now, before a message that depends on it."""
         if self._progress is not None:
             self._sent_progress, self._progress = self._progress, None
             self._send(self._sent_progress)
 
     def beat(self, incarnation: str, generation: int) -> list[FromWorker]:
-        """The next heartbeat, and the progress since the last one."""
+        """The progress since the last heartbeat, if any, and the next heartbeat."""
         self.sequence += 1
         beat = Heartbeat(incarnation=incarnation, generation=generation, sequence=self.sequence)
         if self._progress is None:
@@ -91,6 +91,6 @@ class Outgoing:
         return [self._sent_progress, beat]
 
     def start_over(self) -> None:
-        """Forget everything that another incarnation said."""
+        """Drop everything that the earlier incarnation sent."""
         self._lasting.clear()
         self._progress = self._sent_progress = self._reported_generation = None

@@ -1,4 +1,4 @@
-"""A worker as training code uses it: its membership, and the training state and data that it stands for."""
+"""The worker that training code uses: a membership with training state and data."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.protocol.access import TlsOptions
 from tensorforge.elastic.worker.hooks import RedistributionPlan, StateHooks
-from tensorforge.elastic.worker.inbox import tell
+from tensorforge.elastic.worker.inbox import call_all
 from tensorforge.elastic.worker.member import ClusterMember
 from tensorforge.errors import ConflictError, DeadlineExceededError, InvalidInputError
 
 
 class ElasticWorker(ClusterMember):
-    """One member, or member to be, of a training cluster.
+    """A worker that joins a training cluster.
 
     Callbacks are lists of functions that run on the stream thread and must not block:
 
     - `rescaling_requested(event)`: a new generation was decided; if `event.urgent`, abort collectives now.
     - `state_synchronized(state)`: `synchronize_state` has applied a state.
-    - `fenced(reason)`: the cluster went on without this process; it rejoins as a newcomer by itself.
-    - `run_ended(reason)`: the run is over for everybody.
+    - `fenced(reason)`: the cluster went on without this process; it joins again as a newcomer by itself.
+    - `run_ended(reason)`: the run is over for all workers.
 
-    A rescale, seen from training code: stop (at once or after the step in hand), `ready`,
-    `wait_for_formation`, re-form and heal, `formed`. With `use_synchronous_rescaling=False` (or
-    `answers_by_itself`) the worker answers the barrier for training code that never needs to stop.
+    In a rescale, training code stops (at once if urgent, else after the current step), calls `ready` and
+    `wait_for_formation`, forms the new group, heals, and calls `formed`. With `use_synchronous_rescaling=False`
+    (or `answers_by_itself`) the worker answers by itself, for training code that never needs to stop.
     """
 
     def __init__(
@@ -58,13 +58,13 @@ class ElasticWorker(ClusterMember):
         self._hooks = hooks or StateHooks()
         self._data_executor = data_executor
 
-    # Rescaling, where training code drives it by itself
+    # Rescaling without a coordinator
 
     def on_rescaling_event(self, event: RescalingEvent) -> None:
-        """Handle a rescale: tell the listeners, then wait or go on.
+        """Handle a rescale: call the listeners, then wait or go on.
 
-        In synchronous mode, wait for the training code to call `ready` or `resume_training`, for at most
-        `rescale_timeout_ms` (`DeadlineExceededError`). In asynchronous mode, adopt the new topology and return.
+        In synchronous mode, wait until training code calls `ready` or `resume_training`; longer than
+        `rescale_timeout_ms` is a `DeadlineExceededError`. In asynchronous mode, adopt the new topology.
         """
         self._begin(event)
         try:
@@ -85,7 +85,7 @@ class ElasticWorker(ClusterMember):
                 self._state.is_rescaling = False
 
     def resume_training(self) -> None:
-        """Go on after a rescale; nothing happens without one."""
+        """Go on after a rescale; without a rescale this does nothing."""
         with self._changed:
             if self._state.is_rescaling:
                 self._state.resume()
@@ -101,13 +101,13 @@ class ElasticWorker(ClusterMember):
 
     @property
     def current_state(self) -> GlobalTrainingState | None:
-        """Where training stands, as last synchronized or updated."""
+        """The training state that was synchronized or updated last."""
         return self._state.training
 
     def synchronize_state(self, state: GlobalTrainingState) -> None:
-        """Apply optimizer state, learning rate and counters through the hooks, then tell listeners.
+        """Apply optimizer state, learning rate and counters through the hooks, then call the listeners.
 
-        If a hook raises, the current state stays what it was.
+        If a hook raises, `current_state` does not change.
         """
         if state.optimizer_state is not None:
             self._hooks.load_optimizer_state(state.optimizer_state)
@@ -115,10 +115,10 @@ class ElasticWorker(ClusterMember):
         self._hooks.set_counters(state.current_epoch, state.current_step)
         with self._changed:
             self._state.training = state
-        tell(self.state_synchronized, state)
+        call_all(self.state_synchronized, state)
 
     def update_training_state(self, epoch: int, step: int, learning_rate: float) -> None:
-        """Note where training stands now and let the coordinator know."""
+        """Set the counters and the learning rate, and report the step to the coordinator."""
         with self._changed:
             topology = self._state.topology
             state = self._state.training or GlobalTrainingState(
@@ -142,7 +142,7 @@ class ElasticWorker(ClusterMember):
     # Data
 
     def should_handle_shard(self, shard_index: int, total_shards: int) -> bool:
-        """Whether a shard is this worker's: by the last redistribution plan, else dealt by rank."""
+        """Whether this worker owns a shard: by the last redistribution plan, else by rank."""
         if total_shards < 1 or not 0 <= shard_index < total_shards:
             raise InvalidInputError(
                 f"shard_index = {shard_index}, total_shards = {total_shards}: "
@@ -157,9 +157,9 @@ class ElasticWorker(ClusterMember):
             return shard_index % state.topology.world_size == state.metadata.rank
 
     def redistribute_data(self, plan: RedistributionPlan) -> None:
-        """Carry out this worker's part of a plan, then answer `should_handle_shard` by it.
+        """Carry out this worker's part of a plan; afterwards `should_handle_shard` follows the plan.
 
-        The plan must assign something to this worker, be it nothing at all: a plan for others is an error.
+        A plan in which this worker does not occur is an error; one that assigns no shard to it is fine.
         """
         if self._data_executor is None:
             raise ConflictError("no data_executor was given to this worker; it cannot move data")

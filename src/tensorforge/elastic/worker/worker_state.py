@@ -1,6 +1,6 @@
-"""What a worker knows of its place in the cluster, and how each piece of news changes it.
+"""What a worker knows about its membership, and how the coordinator's messages change it.
 
-Plain bookkeeping: whoever calls holds the worker's lock.
+Callers hold the worker's lock.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WORKER_LIFECYCLE, WorkerId, WorkerMetadata, WorkerStatus
 from tensorforge.elastic.protocol import messages
-from tensorforge.elastic.protocol.formation import Formation
+from tensorforge.elastic.protocol.messages import Formation
 from tensorforge.errors import (
     ClosedError,
     StaleGenerationError,
@@ -29,10 +29,11 @@ _NOBODY = ClusterTopology(epoch=0)
 class WorkerState:
     """A worker's membership: what was announced, what it answered, how it ended.
 
-    `announced` is the newest topology that the coordinator sent; `topology` the one that training works
-    with, which follows when the barrier was answered. `is_welcomed` is about the stream of the moment: nothing
-    follows its hello before the welcome, which has everything said again, so that a heartbeat cannot be
-    answered before what was said ahead of it has arrived. `was_welcomed` is about any stream.
+    `announced` is the newest topology that the coordinator sent. `topology` is the one that training uses;
+    it becomes the announced one when the barrier is answered. `is_welcomed`: the present stream is
+    accepted. Before that, only the hello is sent: acceptance makes the kept messages go out again, and a
+    heartbeat that overtook them could be answered before they arrive. `was_welcomed`: some stream was
+    accepted.
     """
 
     def __init__(self, metadata: WorkerMetadata, incarnation: str) -> None:
@@ -58,7 +59,7 @@ class WorkerState:
 
     @property
     def worker_id(self) -> WorkerId:
-        """Who this is."""
+        """The name and address of this worker."""
         return self.metadata.worker_id
 
     @property
@@ -73,16 +74,12 @@ class WorkerState:
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more will come."""
-        return bool(
-            self.ended is not None
-            or self.released is not None
-            or self.problem is not None
-            or self.is_closed
-        )
+        """Whether the coordinator will send nothing more."""
+        reasons = (self.ended, self.released, self.problem)
+        return self.is_closed or any(reason is not None for reason in reasons)
 
     def raise_if_over(self) -> None:
-        """Say why nothing more will come."""
+        """Raise the reason why the coordinator will send nothing more, if that is so."""
         if self.ended is not None:
             ended = self.ended
             raise TrainingAbortedError(
@@ -96,7 +93,7 @@ class WorkerState:
             raise ClosedError(f"{self.worker_id.id} is disconnected")
 
     def announce(self, message: messages.Rescale) -> RescalingEvent | None:
-        """Take a new generation in; `None` if it is old news or cannot be understood."""
+        """Adopt an announced generation; `None` if it is not newer or does not follow the known one."""
         old = self.announced or _NOBODY
         if message.generation <= old.epoch:
             return None
@@ -105,7 +102,9 @@ class WorkerState:
         elif message.change is not None and old.epoch == message.old_generation:
             workers = messages.apply_change(old.workers, message.change)
         else:
-            log.warning("generation %d does not follow %d", message.generation, old.epoch)
+            log.warning(
+                "ignored generation %d: it does not follow %d", message.generation, old.epoch
+            )
             return None
         at = message.decided_at
         new = ClusterTopology(workers=workers, epoch=message.generation, last_updated=at)
@@ -115,14 +114,14 @@ class WorkerState:
         return RescalingEvent.between(old, new, message.reason, urgent=message.urgent, at=at)
 
     def begin(self, event: RescalingEvent) -> None:
-        """A rescale waits for the training code."""
+        """A rescale was announced; training code has to answer it."""
         self.is_rescaling = True
         self.is_answered = False
         self.event = event
         self.move(WorkerStatus.RESCALING)
 
     def answer(self, generation: int, committed_step: int) -> bool:
-        """Training has stopped; whether that answers the newest announcement for the first time."""
+        """Training has stopped; returns whether this is the first answer to the newest generation."""
         if self.announced is None or generation != self.announced.epoch or self.is_answered:
             return False
         self.committed_step = committed_step
@@ -133,7 +132,7 @@ class WorkerState:
         return True
 
     def gather(self, notice: messages.FormationNotice) -> bool:
-        """All members have answered; whether that is about the newest generation."""
+        """All members have answered; returns whether this is about the newest generation."""
         topology = self.announced
         if topology is None or notice.generation != topology.epoch:
             return False
@@ -152,7 +151,7 @@ class WorkerState:
         self.move(WorkerStatus.ACTIVE)
 
     def adopt(self, topology: ClusterTopology) -> None:
-        """Work with a later topology; an older generation is a `StaleGenerationError`."""
+        """Train with a later topology; an older generation is a `StaleGenerationError`."""
         current = self.topology
         if current is not None and topology.epoch < current.epoch:
             raise StaleGenerationError(
@@ -162,7 +161,7 @@ class WorkerState:
         self._take_rank(topology)
 
     def start_over(self, incarnation: str) -> None:
-        """The cluster went on without this process: be a newcomer from now on."""
+        """The cluster went on without this process: it is a newcomer from now on."""
         if self.announced is not None:
             self.previous = self.incarnation
         self.incarnation = incarnation

@@ -1,1 +1,1 @@
-"""Seeded storms against a running job, and what must hold afterwards."""
+"""Fault injection: `storm` plans strikes from a seed, `strikes` carries them out, `invariants` judges."""

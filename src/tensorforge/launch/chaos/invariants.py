@@ -1,4 +1,4 @@
-"""What must hold after a storm, judged from what was seen and from what the workers wrote down."""
+"""What must hold after a storm, judged from the coordinator's views and the workers' logs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.encoding import Json
+from tensorforge.validation import is_whole_number
 from tensorforge.wording import counted
 
 Line = Mapping[str, Json]
@@ -15,7 +17,7 @@ Line = Mapping[str, Json]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether a promise was kept, and the facts behind the answer."""
+    """Whether one invariant holds, and the facts behind the answer."""
 
     name: str
     holds: bool
@@ -23,7 +25,7 @@ class Verdict:
 
 
 def generations_grow(seen: Sequence[int]) -> Verdict:
-    """The generations, in the order in which they were seen, never go back."""
+    """The generations, in the order in which the views showed them, never decrease."""
     name = "generations only grow"
     for before, after in itertools.pairwise(seen):
         if after < before:
@@ -34,44 +36,45 @@ def generations_grow(seen: Sequence[int]) -> Verdict:
 
 
 def steps_are_committed_once(lines: Iterable[Line]) -> Verdict:
-    """No worker commits a step twice or goes back; all that commit a step commit the same; none is lost."""
+    """No worker commits a step twice or goes back, all workers commit the same step, and no step is missing."""
     name = "every step is committed exactly once"
     last: dict[str, int] = {}
-    facts: dict[int, tuple[Json, ...]] = {}
+    results: dict[int, tuple[int, int, Mapping[str, float]]] = {}
     reached = -1
     for line in lines:
         if line["kind"] == "formed":
-            reached = max(reached, _whole(line.get("committed_step")))
-        if line["kind"] != "commit":
+            reached = max(reached, _step_number(line.get("committed_step")))
+        committed = CommittedStep.from_json(line) if line["kind"] == "commit" else None
+        if committed is None:
             continue
-        worker, step = str(line.get("worker")), _whole(line.get("step"))
+        worker, step = str(line.get("worker")), committed.step
         if step <= last.get(worker, -1):
             return Verdict(name, False, f"{worker} committed step {step} after {last[worker]}")
         last[worker] = step
-        told = (line.get("epoch"), line.get("samples"), _frozen(line.get("metrics")))
-        if facts.setdefault(step, told) != told:
+        result = (committed.epoch, committed.samples, committed.metrics)
+        if results.setdefault(step, result) != result:
             return Verdict(name, False, f"{worker} committed another step {step} than the others")
-    missing = [step for step in range(max(facts, default=-1)) if step not in facts]
-    # A worker that rolled forward, or one that was killed, has not written its line.
+    missing = [step for step in range(max(results, default=-1)) if step not in results]
+    # A worker that rolled forward, or that was killed, has not written a line for its last step.
     lost = [step for step in missing if step > reached]
     if lost:
-        return Verdict(name, False, f"nobody committed the steps {lost[:5]}")
+        return Verdict(name, False, f"no worker committed the steps {lost[:5]}")
     return Verdict(
         name,
-        bool(facts),
-        f"{counted(len(facts), 'step')}, {counted(len(last), 'worker')}, none twice",
+        bool(results),
+        f"{counted(len(results), 'step')}, {counted(len(last), 'worker')}, none twice",
     )
 
 
 def members_agree(lines: Iterable[Line]) -> Verdict:
-    """All members of a generation, and all that saw the end at the same step, have one digest."""
+    """All members of a generation, and all workers that ended at the same step, have the same digest."""
     name = "all members have one digest"
     digests: dict[tuple[str, int], dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
     for line in lines:
         digest = line.get("digest")
         if isinstance(digest, str) and line["kind"] in ("formed", "final"):
             key = "generation" if line["kind"] == "formed" else "committed_step"
-            place = (line["kind"], _whole(line.get(key)))
+            place = (line["kind"], _step_number(line.get(key)))
             digests[place][digest].add(str(line.get("worker")))
     for (kind, number), found in sorted(digests.items()):
         if len(found) > 1:
@@ -82,7 +85,7 @@ def members_agree(lines: Iterable[Line]) -> Verdict:
 
 
 def ledger_is_complete(lines: Iterable[Line]) -> Verdict:
-    """Whoever saw the end of the training proved that each sample was in exactly one committed step."""
+    """Each worker that completed the training proved that each sample was in exactly one committed step."""
     name = "each sample was used exactly once"
     proofs = [
         str(line.get("proof"))
@@ -97,17 +100,13 @@ def ledger_is_complete(lines: Iterable[Line]) -> Verdict:
 
 
 def run_goes_on(ended: str | None, reason: str, recovered: bool, remark: str = "") -> Verdict:
-    """After the storm the run is complete, or it commits steps again."""
+    """After the storm the run has completed, or commits steps again."""
     name = "the run survived"
     if ended is not None:
         return Verdict(name, ended == "completed", f"{ended}: {reason}")
-    told = "steps are committed again" if recovered else "no step was committed after the storm"
-    return Verdict(name, recovered, told + remark)
+    detail = "steps are committed again" if recovered else "no step was committed after the storm"
+    return Verdict(name, recovered, detail + remark)
 
 
-def _whole(value: Json) -> int:
-    return value if isinstance(value, int) and not isinstance(value, bool) else -1
-
-
-def _frozen(metrics: Json) -> tuple[tuple[str, Json], ...]:
-    return tuple(sorted(metrics.items())) if isinstance(metrics, dict) else ()
+def _step_number(value: Json) -> int:
+    return value if is_whole_number(value) else -1

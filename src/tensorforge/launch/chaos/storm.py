@@ -1,4 +1,4 @@
-"""A storm: what is done to a running job, and when. The same seed gives the same plan."""
+"""The plan of a storm: which faults hit a running job, and when. The same seed gives the same plan."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tensorforge.errors import ConfigurationError
+from tensorforge.validation import finite_number
 from tensorforge.wording import counted
 
 
 class StrikeKind(Enum):
-    """What a strike does."""
+    """The kinds of faults."""
 
     KILL = "kill"
     """SIGKILL to a worker."""
@@ -29,7 +30,7 @@ class StrikeKind(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Strike:
-    """One blow. `pick` (0..1) chooses the victim among those that qualify when it falls."""
+    """One planned fault. `pick` (0 to 1) chooses the victim among those that qualify at that time."""
 
     at: float
     kind: StrikeKind
@@ -40,7 +41,7 @@ class Strike:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StormPlan:
-    """Strikes in the order of their time, over `duration` seconds."""
+    """The strikes of a storm of `duration` seconds, in the order of their time."""
 
     seed: int
     duration: float
@@ -55,13 +56,13 @@ def plan_storm(
     kinds: Collection[StrikeKind] = tuple(StrikeKind),
     freeze_seconds: float = 3.0,
 ) -> StormPlan:
-    """Draw a storm of `rate` strikes per second on average, its times a Poisson process.
+    """Plan a storm of `rate` strikes per second on average; their times are a Poisson process.
 
-    A freeze lasts between half and one and a half `freeze_seconds`.
+    A freeze lasts between 0.5 and 1.5 times `freeze_seconds`.
     """
-    _positive("duration", duration)
-    _positive("rate", rate)
-    _positive("freeze_seconds", freeze_seconds)
+    finite_number("duration", duration, above=0)
+    finite_number("rate", rate, above=0)
+    finite_number("freeze_seconds", freeze_seconds, above=0)
     ordered = [kind for kind in StrikeKind if kind in kinds]
     if not ordered:
         raise ConfigurationError("kinds", list(kinds), "must name at least one kind of strike")
@@ -78,7 +79,7 @@ def plan_storm(
 
 
 def parse_kinds(text: str) -> tuple[StrikeKind, ...]:
-    """Read `kill,freeze`; `all` stands for every kind."""
+    """Parse a list like `kill,freeze`; `all` means every kind."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     if "all" in names:
         return tuple(StrikeKind)
@@ -90,56 +91,51 @@ def parse_kinds(text: str) -> tuple[StrikeKind, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What a strike could hit now."""
+class Candidates:
+    """What a strike can hit now."""
 
     members: tuple[str, ...]
-    """Workers that take part and can be told to leave."""
+    """The workers that are members; each can be asked to leave."""
     local: tuple[str, ...]
-    """Those of them whose processes can be reached from here."""
+    """The members whose processes are on this machine."""
     min_workers: int
     max_workers: int | None
     wanted: int
-    """How many workers are asked for."""
+    """The target: how many workers there shall be."""
     coordinator_is_local: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Aim:
-    """The victim of a strike, or why there is none."""
+class Victim:
+    """The victim of a strike, or the reason why there is none. For a JOIN, `name` is the new target."""
 
-    victim: str | None
+    name: str | None
     refusal: str | None = None
 
 
-def aim(strike: Strike, target: Target) -> Aim:
-    """Choose the victim. A storm never takes the job below its minimum or above its maximum."""
+def choose_victim(strike: Strike, candidates: Candidates) -> Victim:
+    """Choose the victim so that the job stays between its minimum and maximum of workers."""
     match strike.kind:
         case StrikeKind.JOIN:
-            if target.max_workers is not None and target.wanted >= target.max_workers:
-                return Aim(None, f"the maximum is {counted(target.wanted, 'worker')}")
-            return Aim(str(target.wanted + 1))
+            if candidates.max_workers is not None and candidates.wanted >= candidates.max_workers:
+                return Victim(None, f"the maximum is {counted(candidates.wanted, 'worker')}")
+            return Victim(str(candidates.wanted + 1))
         case StrikeKind.COORDINATOR_KILL:
-            if not target.coordinator_is_local:
-                return Aim(None, "the coordinator is down, or not on this machine")
-            return Aim("coordinator")
+            if not candidates.coordinator_is_local:
+                return Victim(None, "the coordinator is down, or not on this machine")
+            return Victim("coordinator")
         case StrikeKind.LEAVE:
-            return _choose(strike, target, target.members)
+            return _choose(strike, candidates, candidates.members)
         case StrikeKind.KILL | StrikeKind.FREEZE:
-            return _choose(strike, target, target.local)
+            return _choose(strike, candidates, candidates.local)
 
 
-def _choose(strike: Strike, target: Target, candidates: tuple[str, ...]) -> Aim:
-    if not candidates:
-        return Aim(None, "no worker's process can be reached from here")
-    if len(target.members) <= target.min_workers:
-        return Aim(None, f"the minimum is {counted(len(target.members), 'worker')}")
-    return Aim(sorted(candidates)[int(strike.pick * len(candidates))])
-
-
-def _positive(name: str, value: float) -> None:
-    if not (value > 0 and math.isfinite(value)):
-        raise ConfigurationError(name, value, "must be more than 0, and finite")
+def _choose(strike: Strike, candidates: Candidates, eligible: tuple[str, ...]) -> Victim:
+    if not eligible:
+        return Victim(None, "no worker's process is on this machine")
+    if len(candidates.members) <= candidates.min_workers:
+        return Victim(None, f"the minimum is {counted(len(candidates.members), 'worker')}")
+    return Victim(sorted(eligible)[int(strike.pick * len(eligible))])
 
 
 def _pause(draw: float, rate: float) -> float:
@@ -147,7 +143,7 @@ def _pause(draw: float, rate: float) -> float:
 
 
 def _draws(seed: int) -> Iterator[float]:
-    """An endless stream of numbers in 0..1 that depends on the seed alone, on any machine."""
+    """An endless stream of numbers from 0 to 1 that depends only on the seed, on any machine."""
     count = 0
     while True:
         digest = hashlib.blake2b(f"storm:{seed}:{count}".encode(), digest_size=8).digest()

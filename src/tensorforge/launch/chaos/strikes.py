@@ -1,4 +1,4 @@
-"""Carrying a storm out against a running job, and judging the job afterwards."""
+"""Carrying out a storm against a running job, and checking the job afterwards."""
 
 from __future__ import annotations
 
@@ -11,25 +11,24 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
-
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.elastic.protocol.cluster_view import ClusterView, WorkerView
 from tensorforge.errors import ConflictError, TensorForgeError
 from tensorforge.launch.chaos import invariants
 from tensorforge.launch.chaos.invariants import Verdict
-from tensorforge.launch.chaos.storm import Aim, StormPlan, Strike, StrikeKind, Target, aim
+from tensorforge.launch.chaos.storm import Candidates, StormPlan, Strike, StrikeKind, choose_victim
 from tensorforge.launch.launch_settings import WORKERS_FOLDER
-from tensorforge.launch.run_directory import ProcessRecord, RunRecord, read_record
+from tensorforge.launch.run_directory import RunRecord, read_record
 from tensorforge.launch.run_log_reader import RunLogTail
+from tensorforge.processes import ProcessIdentity
 from tensorforge.wording import counted
 
 POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True)
-class Blow:
-    """A strike that fell, or did not, and on whom."""
+class StrikeResult:
+    """What a strike did: its victim if it had one, and a note."""
 
     at: float
     kind: StrikeKind
@@ -39,23 +38,22 @@ class Blow:
 
 @dataclass(slots=True)
 class StormReport:
-    """What was done and what held."""
+    """The results of all strikes, and which invariants hold."""
 
-    blows: list[Blow] = field(default_factory=list)
+    strikes: list[StrikeResult] = field(default_factory=list)
     verdicts: list[Verdict] = field(default_factory=list)
 
     @property
     def survived(self) -> bool:
-        """Whether every promise was kept."""
+        """Whether every invariant holds."""
         return all(verdict.holds for verdict in self.verdicts)
 
 
 class Job:
-    """A running job: its coordinator, and its processes as far as they are on this machine."""
+    """A running job: its coordinator, and those of its processes that are on this machine."""
 
-    def __init__(self, client: CoordinatorClient, address: str, folder: Path | None) -> None:
+    def __init__(self, client: CoordinatorClient, folder: Path | None) -> None:
         self._client = client
-        self._address = address
         self.folder = folder
         self.generations: list[int] = []
         self.newest: ClusterView | None = None
@@ -63,7 +61,7 @@ class Job:
         self._watcher = threading.Thread(target=self._watch, name="storm-watch", daemon=True)
 
     def open(self) -> ClusterView:
-        """Look once, then keep watching; a job that has ended cannot be stormed."""
+        """Fetch the view and follow it from now on; raise `ConflictError` if the job has ended."""
         view = self._client.status()
         if view.ended is not None:
             raise ConflictError(f"the run is over ({view.ended.outcome}): {view.ended.reason}")
@@ -72,7 +70,7 @@ class Job:
         return view
 
     def close(self) -> None:
-        """Stop watching."""
+        """Stop following the view."""
         self._closing.set()
         self._client.close()
         if self._watcher.ident is not None:
@@ -90,14 +88,14 @@ class Job:
         if not self.generations or self.generations[-1] != view.generation:
             self.generations.append(view.generation)
 
-    def target(self) -> Target:
-        """What a strike could hit now."""
+    def candidates(self) -> Candidates:
+        """What a strike can hit now."""
         view = self.newest
         members = [w for w in view.workers if w.rank >= 0] if view is not None else []
         record = self.record()
         least, most = (1, None) if view is None else (view.min_workers, view.max_workers)
         desired = None if view is None else view.desired_workers
-        return Target(
+        return Candidates(
             members=tuple(worker.id for worker in members),
             local=tuple(w.id for w in members if self.process(w) is not None),
             min_workers=least,
@@ -105,32 +103,22 @@ class Job:
             wanted=desired if desired is not None else len(members),
             coordinator_is_local=record is not None
             and record.coordinator is not None
-            and record.launcher.is_alive()
-            and record.coordinator.is_alive(),
+            and record.launcher.is_running()
+            and record.coordinator.is_running(),
         )
 
     def record(self) -> RunRecord | None:
-        """The launcher's own record, if the job's folder is known."""
+        """The record that the launcher wrote, if the job's folder is known."""
         if self.folder is None:
             return None
         with contextlib.suppress(TensorForgeError):
             return read_record(self.folder)
         return None
 
-    def process(self, worker: WorkerView) -> ProcessRecord | None:
-        """The worker's process, if it is on this machine and really is this worker's."""
-        number = worker.attributes.get("pid", "")
-        if not number.isdecimal():
-            return None
-        try:
-            environment = psutil.Process(int(number)).environ()
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            return None
-        if environment.get("TENSORFORGE_WORKER_ID") != worker.id:
-            return None
-        if environment.get("TENSORFORGE_COORDINATOR") != self._address:
-            return None
-        return ProcessRecord.of(int(number))
+    def process(self, worker: WorkerView) -> ProcessIdentity | None:
+        """The worker's process, if it runs on this machine."""
+        process = ProcessIdentity.from_text(worker.attributes.get("process", ""))
+        return process if process is not None and process.is_running() else None
 
     def find(self, name: str) -> WorkerView | None:
         """The worker with this id."""
@@ -147,27 +135,27 @@ class Job:
 
 
 class Storm:
-    """A plan being carried out. Frozen processes are thawed whatever happens."""
+    """Carries out a plan. Frozen processes are continued in all cases."""
 
     def __init__(
         self,
         plan: StormPlan,
         job: Job,
-        say: Callable[[Blow], None],
+        on_strike: Callable[[StrikeResult], None],
         *,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._plan = plan
         self._job = job
-        self._say = say
+        self._on_strike = on_strike
         self._clock = clock
         self._sleep = sleep
-        self._frozen: list[tuple[float, int, ProcessRecord]] = []
-        self.blows: list[Blow] = []
+        self._frozen: list[tuple[float, int, ProcessIdentity]] = []
+        self.results: list[StrikeResult] = []
 
-    def rage(self) -> list[Blow]:
-        """Strike as planned; returns when the plan is done, or early if the run has ended."""
+    def run(self) -> list[StrikeResult]:
+        """Strike as planned; return when the plan is done, or early if the run has ended."""
         start = self._clock()
         try:
             for strike in self._plan.strikes:
@@ -177,10 +165,10 @@ class Storm:
             self._wait_until(start + self._plan.duration)
         finally:
             self._thaw(None)
-        return self.blows
+        return self.results
 
     def _wait_until(self, moment: float) -> bool:
-        """Let time pass, thawing on the way; `False` if the run ended before."""
+        """Wait, and continue frozen processes when their time is over; `False` if the run has ended."""
         while (now := self._clock()) < moment:
             self._thaw(now)
             if self._job.newest is not None and self._job.newest.ended is not None:
@@ -189,19 +177,18 @@ class Storm:
         return True
 
     def _strike(self, strike: Strike) -> None:
-        found = aim(strike, self._job.target())
-        note = found.refusal
+        victim = choose_victim(strike, self._job.candidates())
+        note = victim.refusal
         if note is None:
             try:
-                note = self._hit(strike, found)
+                note = self._hit(strike, victim.name or "")
             except TensorForgeError as error:
                 note = str(error)
-        blow = Blow(strike.at, strike.kind, found.victim, note)
-        self.blows.append(blow)
-        self._say(blow)
+        result = StrikeResult(strike.at, strike.kind, victim.name, note)
+        self.results.append(result)
+        self._on_strike(result)
 
-    def _hit(self, strike: Strike, found: Aim) -> str:
-        victim = found.victim or ""
+    def _hit(self, strike: Strike, victim: str) -> str:
         match strike.kind:
             case StrikeKind.JOIN:
                 self._job.scale(int(victim))
@@ -218,11 +205,11 @@ class Storm:
             case StrikeKind.FREEZE:
                 return self._freeze(self._process(victim), strike.hold)
 
-    def _process(self, name: str) -> ProcessRecord | None:
+    def _process(self, name: str) -> ProcessIdentity | None:
         worker = self._job.find(name)
         return None if worker is None else self._job.process(worker)
 
-    def _freeze(self, process: ProcessRecord | None, seconds: float) -> str:
+    def _freeze(self, process: ProcessIdentity | None, seconds: float) -> str:
         note = _send(process, signal.SIGSTOP, f"frozen for {seconds:.1f} s")
         if process is not None:
             heapq.heappush(self._frozen, (self._clock() + seconds, process.pid, process))
@@ -230,17 +217,19 @@ class Storm:
 
     def _thaw(self, now: float | None) -> None:
         while self._frozen and (now is None or self._frozen[0][0] <= now):
-            heapq.heappop(self._frozen)[2].send(signal.SIGCONT)
+            heapq.heappop(self._frozen)[2].send_signal(signal.SIGCONT)
 
 
-def _send(process: ProcessRecord | None, number: int, done: str) -> str:
-    if process is None or not process.send(number):
-        return "was gone already"
+def _send(process: ProcessIdentity | None, number: int, done: str) -> str:
+    if process is None or not process.send_signal(number):
+        return "had exited already"
     return done
 
 
-def judge(job: Job, *, settle: float, until_end: bool, blows: list[Blow]) -> StormReport:
-    """Wait for the job to recover (or to end), then check the promises."""
+def check_job(
+    job: Job, *, settle: float, until_end: bool, strikes: list[StrikeResult]
+) -> StormReport:
+    """Wait for the job to recover, or to end, then check the invariants."""
     recovered = _wait_for_recovery(job, settle, until_end=until_end)
     view = job.newest
     ended = None if view is None else view.ended
@@ -261,21 +250,23 @@ def judge(job: Job, *, settle: float, until_end: bool, blows: list[Blow]) -> Sto
         verdicts.append(invariants.members_agree(lines))
         if ended is not None and ended.outcome == "completed":
             verdicts.append(invariants.ledger_is_complete(lines))
-    return StormReport(blows=blows, verdicts=verdicts)
+    return StormReport(strikes=strikes, verdicts=verdicts)
 
 
 def _wait_for_recovery(job: Job, settle: float, *, until_end: bool) -> bool:
-    """Let the job commit a step, or end, within `settle` seconds; whether it has committed one."""
+    """Wait up to `settle` seconds until the job commits a step, or ends; return whether it committed one."""
     first = job.newest.state.step if job.newest is not None else -1
     limit = time.monotonic() + settle
-    moves = False
+    recovered = False
     while time.monotonic() < limit:
         view = job.newest
         if view is not None and view.ended is not None:
-            return moves
-        # Any other step: if all workers were lost, the next one is an earlier one.
-        moves = moves or (view is not None and view.phase == "active" and view.state.step != first)
-        if moves and not until_end:
+            return recovered
+        # Not only a later step: if all workers were lost, the next step is an earlier one.
+        recovered = recovered or (
+            view is not None and view.phase == "active" and view.state.step != first
+        )
+        if recovered and not until_end:
             return True
         time.sleep(POLL_SECONDS)
-    return moves
+    return recovered

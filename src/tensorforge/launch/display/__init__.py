@@ -1,1 +1,1 @@
-"""What a person sees of a run in the terminal."""
+"""How a run is shown: `run_view` collects the events, `render` draws them, `displays` write them out."""

@@ -1,24 +1,28 @@
-"""The live view as text: for a terminal (rich) and as single lines for everywhere else."""
+"""Drawing the view of a run: all of it for a terminal, single lines for other output."""
 
 from __future__ import annotations
 
+import itertools
+import math
+from collections.abc import Sequence
+
 from rich.console import Group, RenderableType
-from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from tensorforge.launch.display.run_view import Rescale, RunView, WorkerRow
-from tensorforge.launch.display.sparkline import sparkline
 from tensorforge.wording import counted
 
 RESCALES_SHOWN = 6
+_BARS = "▁▂▃▄▅▆▇█"
+_NOT_A_NUMBER = "!"
 _ROOM_FOR_PHASES = 140
 _ROOM_FOR_REASONS = 60
 _COLOURS = {"training": "green", "standing by": "cyan", "lost": "red", "leaving": "yellow"}
 
 
 def render(view: RunView, now: float, width: int) -> RenderableType:
-    """The whole view, at most `width` columns wide."""
+    """The complete view, at most `width` columns wide."""
     parts: list[RenderableType] = [_headline(view), Text(step_line(view, now) or "no step yet")]
     if view.losses:
         label = "loss "
@@ -28,7 +32,8 @@ def render(view: RunView, now: float, width: int) -> RenderableType:
     if view.rescales:
         parts.append(_timeline(view, now, width))
     if view.checkpoint is not None:
-        parts.append(_checkpoint(view, width))
+        state = "complete" if view.checkpoint.complete else "being written"
+        parts.append(Text(f"checkpoint of step {view.checkpoint.step}: {state}"))
     return Group(*parts)
 
 
@@ -43,7 +48,7 @@ def _headline(view: RunView) -> Text:
 
 
 def step_line(view: RunView, now: float) -> str | None:
-    """Where training stands, in one line; `None` before the first step."""
+    """The last committed step in one line; `None` before the first."""
     if view.step is None:
         return None
     parts = [f"step {view.step}", f"epoch {view.epoch}"]
@@ -83,7 +88,7 @@ def _age(seconds: float) -> str:
 
 
 def _timeline(view: RunView, now: float, width: int) -> Table:
-    """The last rescales, a line each; what is worth least goes first where there is no room."""
+    """The last rescales, one line each; a narrow terminal shows no phases, a very narrow one no reasons."""
     table = Table.grid(padding=(0, 2))
     generation = "generation" if width >= _ROOM_FOR_REASONS else "gen"
     for rescale in list(view.rescales)[-RESCALES_SHOWN:]:
@@ -120,15 +125,36 @@ def timing_line(rescale: Rescale) -> str:
     return f"generation {rescale.generation}: training{again} after {rescale.total:.0f} ms{parts}"
 
 
-def _checkpoint(view: RunView, width: int) -> RenderableType:
-    checkpoint = view.checkpoint
-    if checkpoint is None:
-        return Text("")
-    if checkpoint.complete or checkpoint.share is None:
-        state = "complete" if checkpoint.complete else "being written"
-        return Text(f"checkpoint of step {checkpoint.step}: {state}")
-    label = Text(f"checkpoint of step {checkpoint.step} ")
-    bar = ProgressBar(total=1.0, completed=checkpoint.share, width=max(10, width - len(label) - 2))
-    table = Table.grid()
-    table.add_row(label, bar)
-    return table
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Draw a curve of `values` in at most `width` characters; each shows the mean of its values.
+
+    Values that are not finite appear as `!` and do not count for the scale.
+    """
+    if width <= 0 or not values:
+        return ""
+    columns = _columns(values, min(width, len(values)))
+    finite = [value for value in columns if math.isfinite(value)]
+    if not finite:
+        return _NOT_A_NUMBER * len(columns)
+    low, high = min(finite), max(finite)
+    return "".join(_bar(value, low, high) for value in columns)
+
+
+def _columns(values: Sequence[float], width: int) -> list[float]:
+    cuts = [len(values) * column // width for column in range(width + 1)]
+    return [_mean(values[start:stop]) for start, stop in itertools.pairwise(cuts)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(value / len(values) for value in values) if _finite(values) else math.nan
+
+
+def _finite(values: Sequence[float]) -> bool:
+    return all(math.isfinite(value) for value in values)
+
+
+def _bar(value: float, low: float, high: float) -> str:
+    if not math.isfinite(value):
+        return _NOT_A_NUMBER
+    share = (value / 2 - low / 2) / (high / 2 - low / 2) if high > low else 0.0
+    return _BARS[max(0, min(len(_BARS) - 1, round(share * (len(_BARS) - 1))))]

@@ -1,19 +1,18 @@
-"""The live view's model: events in, facts to show out. No terminal, no clock."""
+"""What a display shows of a run, collected from its events. No terminal, no clock."""
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.launch.supervisor.events import (
     CheckpointProgress,
     CoordinatorExited,
     CoordinatorStarted,
     Event,
     GenerationFormed,
-    StepCommitted,
     StopRequested,
     TargetChanged,
     TrainingFinished,
@@ -31,20 +30,14 @@ LOSSES_KEPT = 400
 RESCALES_KEPT = 50
 GONE_KEPT = 4
 
-_STATES: Mapping[type, str] = {
-    WorkerJoined: "joined",
-    WorkerLost: "lost",
-    WorkerReleased: "leaving",
-}
-
 
 @dataclass(slots=True)
 class WorkerRow:
-    """One worker as the view shows it."""
+    """One worker in the view."""
 
     name: str
     pid: int | None
-    """`None`: it joined from elsewhere."""
+    """`None` for a worker that this launcher did not start."""
     state: str
     since: float
     gone: bool = False
@@ -52,7 +45,7 @@ class WorkerRow:
 
 @dataclass(frozen=True, slots=True)
 class Rescale:
-    """One line of the rescale timeline."""
+    """One rescale in the view's timeline."""
 
     at: float
     generation: int
@@ -68,7 +61,7 @@ class Rescale:
 
 @dataclass(slots=True)
 class RunView:
-    """What is known about the run. `apply` is the only way it changes."""
+    """What is known about the run; only `apply` changes it."""
 
     target: int = 0
     workers: dict[str, WorkerRow] = field(default_factory=dict)
@@ -86,24 +79,50 @@ class RunView:
     _rates: deque[tuple[float, int]] = field(default_factory=deque)
 
     def apply(self, event: Event, now: float) -> None:
-        """Take in an event; one that changes nothing on the screen is passed over."""
-        handler = self._HANDLERS.get(type(event))
-        if isinstance(event, WorkerJoined) and event.worker not in self.workers:
-            self.workers[event.worker] = WorkerRow(event.worker, None, "joined", now)
-        elif isinstance(event, WorkerJoined | WorkerLost | WorkerReleased):
-            self._state(event.worker, _STATES[type(event)], now)
-        elif handler is not None:
-            handler(self, event, now)
+        """Update the view with an event; ignore events that it does not show."""
+        self._apply_to_workers(event, now)
+        match event:
+            case CommittedStep():
+                self._step(event, now)
+            case TrainingResumed(step):
+                self.step = step if step >= 0 else None
+                self.losses.clear()
+            case GenerationFormed():
+                self._formed(event, now)
+            case CheckpointProgress():
+                self.checkpoint = event
+            case TargetChanged(workers):
+                self.target = workers
+            case CoordinatorStarted(address):
+                self.coordinator = address
+            case CoordinatorExited(code):
+                self.coordinator = describe_exit(code)
+            case StopRequested():
+                self.phase = "stopping"
+            case TrainingFinished():
+                self.phase = "stopped" if self.phase == "stopping" else "finished"
+
+    def _apply_to_workers(self, event: Event, now: float) -> None:
+        match event:
+            case WorkerStarted(worker, pid):
+                self.workers[worker] = WorkerRow(worker, pid, "starting", now)
+            case WorkerJoined(worker) if worker not in self.workers:
+                self.workers[worker] = WorkerRow(worker, None, "joined", now)
+            case WorkerJoined(worker):
+                self._state(worker, "joined", now)
+            case WorkerLost(worker):
+                self._state(worker, "lost", now)
+            case WorkerReleased(worker):
+                self._state(worker, "leaving", now)
+            case WorkerExited():
+                self._exited(event, now)
 
     def samples_per_second(self, now: float) -> float | None:
-        """The rate over the last seconds; `None` before two steps were seen."""
+        """The rate over the last seconds; `None` with fewer than two steps in them."""
         recent = [entry for entry in self._rates if entry[0] > now - RATE_SECONDS]
         if len(recent) < 2 or recent[-1][0] <= recent[0][0]:
             return None
         return (recent[-1][1] - recent[0][1]) / (now - recent[0][0])
-
-    def _started(self, event: WorkerStarted, now: float) -> None:
-        self.workers[event.worker] = WorkerRow(event.worker, event.pid, "starting", now)
 
     def _state(self, worker: str, state: str, now: float, *, gone: bool = False) -> None:
         row = self.workers.get(worker)
@@ -120,24 +139,20 @@ class RunView:
         for name in gone[: max(0, len(gone) - GONE_KEPT)]:
             del self.workers[name]
 
-    def _step(self, event: StepCommitted, now: float) -> None:
+    def _step(self, event: CommittedStep, now: float) -> None:
         if self.step is not None and event.step <= self.step:
             return
         self.phase = "stopping" if self.phase == "stopping" else "training"
         self.step, self.epoch = event.step, event.epoch
-        self.learning_rate = event.learning_rate
+        self.learning_rate = None if math.isnan(event.learning_rate) else event.learning_rate
         if event.samples:
-            self.samples = event.samples
-            self._rates.append((now, event.samples))
+            self.samples += event.samples
+            self._rates.append((now, self.samples))
             while self._rates[0][0] <= now - 2 * RATE_SECONDS:
                 self._rates.popleft()
         if event.loss is not None:
             self.loss = event.loss
             self.losses.append(event.loss)
-
-    def _resumed(self, event: TrainingResumed, _now: float) -> None:
-        self.step = event.step if event.step >= 0 else None
-        self.losses.clear()
 
     def _formed(self, event: GenerationFormed, now: float) -> None:
         if self.generation is not None and event.generation < self.generation:
@@ -145,7 +160,7 @@ class RunView:
         size = len(event.members) if event.size is None else event.size
         line = Rescale(now, event.generation, size, event.reason, tuple(event.phases.items()))
         if self.rescales and self.rescales[-1].generation == event.generation:
-            self.rescales.pop()  # the same rescale, with more of its phases measured
+            self.rescales.pop()  # the same rescale; now more of its phases are measured
         self.rescales.append(line)
         self.generation = event.generation
         for row in list(self.workers.values()):
@@ -154,35 +169,3 @@ class RunView:
                 del self.workers[row.name]
             elif not row.gone and (member or row.state != "starting"):
                 self._state(row.name, "training" if member else "standing by", now)
-
-    def _coordinator_up(self, event: CoordinatorStarted, _now: float) -> None:
-        self.coordinator = event.address
-
-    def _coordinator_down(self, event: CoordinatorExited, _now: float) -> None:
-        self.coordinator = describe_exit(event.code)
-
-    def _target_changed(self, event: TargetChanged, _now: float) -> None:
-        self.target = event.workers
-
-    def _checkpoint(self, event: CheckpointProgress, _now: float) -> None:
-        self.checkpoint = event
-
-    def _stopping(self, _event: StopRequested, _now: float) -> None:
-        self.phase = "stopping"
-
-    def _finished(self, _event: TrainingFinished, _now: float) -> None:
-        self.phase = "stopped" if self.phase == "stopping" else "finished"
-
-    _HANDLERS: ClassVar[Mapping[type, Callable[[RunView, Any, float], None]]] = {
-        WorkerStarted: _started,
-        WorkerExited: _exited,
-        StepCommitted: _step,
-        TrainingResumed: _resumed,
-        GenerationFormed: _formed,
-        CheckpointProgress: _checkpoint,
-        TargetChanged: _target_changed,
-        CoordinatorStarted: _coordinator_up,
-        CoordinatorExited: _coordinator_down,
-        StopRequested: _stopping,
-        TrainingFinished: _finished,
-    }

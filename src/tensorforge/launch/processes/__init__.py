@@ -1,1 +1,1 @@
-"""Child processes: started, read, ended, never left behind."""
+"""The launcher's child processes: how they start, run, write output and end."""

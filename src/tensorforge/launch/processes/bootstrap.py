@@ -1,8 +1,8 @@
 """What runs inside a worker: `python -m tensorforge.launch.processes.bootstrap [-m] SCRIPT [ARGUMENTS]`.
 
-It ties the process to its launcher, makes it dump its stack on SIGUSR1, runs the user's script as
-`__main__`, and tells the launcher what the script raised. It imports neither torch nor numpy by itself,
-unless it is a spare: then it imports what it was told to and waits for its turn.
+The bootstrap has the kernel kill the process when its launcher dies, makes it dump its stack on SIGUSR1,
+runs the user's script as `__main__`, and reports to the launcher what the script raised. It imports neither
+torch nor numpy, except in a spare, which imports the given modules and waits for activation.
 """
 
 from __future__ import annotations
@@ -26,44 +26,39 @@ from pathlib import Path
 from typing import TextIO
 
 from tensorforge.encoding import Json
+from tensorforge.environment import ACTIVATION_FD, LAUNCHER_PID, PRELOAD, REPORT_FD
 
-LAUNCHER_PID = "TENSORFORGE_LAUNCHER_PID"
-REPORT_FD = "TENSORFORGE_REPORT_FD"
-TURN_FD = "TENSORFORGE_TURN_FD"
-"""A spare waits for a byte from this pipe."""
-PRELOAD = "TENSORFORGE_PRELOAD"
-"""Modules to import before that, separated by commas."""
 STACKS_SIGNAL = signal.SIGUSR1
 STOP_SIGNAL = signal.SIGUSR2
-"""What the training code takes for: stop on all workers after this step, with a checkpoint."""
+"""Makes the training code stop the run on all workers after the current step, with a checkpoint."""
 USAGE_ERROR = 2
 _PR_SET_PDEATHSIG = 1
 
 
 class Reporter:
-    """The way back to the launcher: a line of JSON per message; nobody listening is fine too."""
+    """Sends messages to the launcher, one line of JSON each; without a launcher it does nothing."""
 
     def __init__(self, stream: TextIO | None) -> None:
         self._stream = stream
 
     @classmethod
     def from_environment(cls) -> Reporter:
-        """The pipe that the launcher opened, if it did."""
-        number = os.environ.pop(REPORT_FD, "")
-        if not number.isdecimal():
+        """A reporter for the pipe that the launcher opened, if it did."""
+        descriptor = REPORT_FD.take()
+        if descriptor is None:
             return cls(None)
         try:
-            os.set_inheritable(int(number), False)
-            return cls(os.fdopen(int(number), "w", encoding="utf-8", errors="backslashreplace"))
+            os.set_inheritable(descriptor, False)
+            return cls(os.fdopen(descriptor, "w", encoding="utf-8", errors="backslashreplace"))
         except OSError:
             return cls(None)
 
     @property
     def stream(self) -> TextIO | None:
-        """The pipe, for the stack."""
+        """The pipe, to which the stack is dumped as well."""
         return self._stream
 
-    def tell(self, kind: str, **facts: Json) -> None:
+    def report(self, kind: str, **facts: Json) -> None:
         """Send a message."""
         if self._stream is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -72,28 +67,28 @@ class Reporter:
 
 
 def die_with_launcher() -> bool:
-    """Have the kernel kill this process when its launcher ends; if that happened already, exit.
+    """Have the kernel kill this process when its launcher dies; exit if the launcher has died already.
 
-    Returns whether there is a launcher.
+    Return whether there is a launcher.
     """
-    launcher = os.environ.pop(LAUNCHER_PID, "")
-    if not launcher.isdecimal():
+    launcher = LAUNCHER_PID.take()
+    if launcher is None:
         return False
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != int(launcher):
+        if os.getppid() != launcher:
             os._exit(1)
     return True
 
 
 def leave_when_interrupted() -> None:
-    """For a worker at a terminal: the first interrupt lets it leave after its step, the second ends it."""
+    """For a worker at a terminal: the first SIGINT makes it leave after its step, the second ends it."""
 
     def interrupted(number: int, frame: types.FrameType | None) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # no step to wait for
+        if signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:  # training has not begun
             signal.default_int_handler(number, frame)
-        # Past the stream, which this may have interrupted in the middle of a line.
+        # Not through `sys.stderr`: the signal may have interrupted a write to it.
         with contextlib.suppress(OSError):
             os.write(2, b"leaving after this step; interrupt again to end at once\n")
         os.kill(os.getpid(), signal.SIGTERM)
@@ -101,20 +96,20 @@ def leave_when_interrupted() -> None:
     signal.signal(signal.SIGINT, interrupted)
 
 
-def wait_for_turn(reporter: Reporter) -> None:
-    """A spare prepares itself and waits until it is needed; one that is not needed ends here."""
-    descriptor, modules = os.environ.pop(TURN_FD, ""), os.environ.pop(PRELOAD, "")
-    if not descriptor.isdecimal():
+def wait_for_activation(reporter: Reporter) -> None:
+    """In a spare: import the modules, then wait for activation; exit if the launcher closes the pipe."""
+    descriptor, modules = ACTIVATION_FD.take(), PRELOAD.take()
+    if descriptor is None:
         return
-    os.set_inheritable(int(descriptor), False)
-    for module in filter(None, modules.split(",")):
-        # What is wrong with it comes out, with the script's own traceback, when the script imports it.
+    os.set_inheritable(descriptor, False)
+    for module in modules or ():
+        # An error is raised again, with the script's traceback, when the script imports the module.
         with contextlib.suppress(Exception), warnings.catch_warnings():
             importlib.import_module(module)
-    reporter.tell("warm")
-    turn = os.read(int(descriptor), 1)
-    os.close(int(descriptor))
-    if not turn:
+    reporter.report("warm")
+    activated = os.read(descriptor, 1)
+    os.close(descriptor)
+    if not activated:
         os._exit(0)
 
 
@@ -124,16 +119,16 @@ def main(arguments: Sequence[str]) -> int:
         leave_when_interrupted()
     reporter = Reporter.from_environment()
     faulthandler.enable()
-    # Until the training code listens for it, and after: a stop that comes too early or late is no death.
+    # Before and after training nothing handles this signal, and it must not kill the process.
     signal.signal(STOP_SIGNAL, signal.SIG_IGN)
-    # The signal reaches the main thread, which runs the script. Other threads go on meanwhile, and to
-    # walk over their stacks as they change could end a healthy worker.
+    # Only the main thread, which runs the script: dumping the stacks of threads that run can crash the
+    # process.
     faulthandler.register(STACKS_SIGNAL, file=reporter.stream or sys.stderr, all_threads=False)
-    wait_for_turn(reporter)
+    wait_for_activation(reporter)
     as_module = bool(arguments) and arguments[0] == "-m"
     words = list(arguments[1:] if as_module else arguments)
     if not words:
-        return _refuse("which script? usage: [-m] SCRIPT [ARGUMENTS]")
+        return _refuse("no script is given; usage: [-m] SCRIPT [ARGUMENTS]")
     if not as_module and not Path(words[0]).is_file():
         return _refuse(f"the script {words[0]} does not exist")
     return _run(words, as_module, reporter)
@@ -156,8 +151,8 @@ def _run(words: list[str], as_module: bool, reporter: Reporter) -> int:
         return _read_exit(error, reporter)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    except BaseException as error:  # noqa: BLE001  whatever the script raised is told, then the process ends
-        _tell_failure(error, reporter)
+    except BaseException as error:  # noqa: BLE001  every exception is reported, then the process exits
+        _report_failure(error, reporter)
         return 1
     finally:
         with contextlib.suppress(OSError, ValueError):
@@ -166,7 +161,7 @@ def _run(words: list[str], as_module: bool, reporter: Reporter) -> int:
 
 
 def _run_script(script: str) -> None:
-    """As `python script.py` does: its folder comes first on the path, it is `__main__` to the end."""
+    """Run the script as `python script.py` does: its folder is first on the path, its module `__main__`."""
     sys.path.insert(0, str(Path(script).resolve().parent))
     module = types.ModuleType("__main__")
     module.__file__ = script
@@ -182,39 +177,39 @@ def _read_exit(error: SystemExit, reporter: Reporter) -> int:
         return 0
     if not isinstance(error.code, int):
         sys.stderr.write(f"{error.code}\n")
-    reporter.tell("failed", **_describe(error, str(error.code)))
+    reporter.report("failed", **_describe(error, str(error.code)))
     return error.code if isinstance(error.code, int) else 1
 
 
-def _tell_failure(error: BaseException, reporter: Reporter) -> None:
+def _report_failure(error: BaseException, reporter: Reporter) -> None:
     facts = _describe(error, str(error))
-    if reporter.stream is None:  # a launcher shows it by itself, and once for all its workers
+    if reporter.stream is None:  # a launcher shows it, once for all its workers
         sys.stderr.write(facts["traceback"])
         sys.stderr.flush()
-    reporter.tell("failed", **facts)
+    reporter.report("failed", **facts)
 
 
 def _describe(error: BaseException, message: str) -> dict[str, str]:
-    told = traceback.TracebackException.from_exception(error)
-    _forget_our_frames(told)
+    exception = traceback.TracebackException.from_exception(error)
+    _drop_bootstrap_frames(exception)
     return {
         "exception": type(error).__qualname__,
         "message": message,
-        "where": _where(error, told.stack),
-        "traceback": "".join(told.format()),
+        "where": _where(error, exception.stack),
+        "traceback": "".join(exception.format()),
     }
 
 
-def _forget_our_frames(told: traceback.TracebackException) -> None:
-    frames = list(told.stack)
+def _drop_bootstrap_frames(exception: traceback.TracebackException) -> None:
+    frames = list(exception.stack)
     ours = {__file__, runpy.__file__, "<frozen runpy>"}
     while frames and frames[0].filename in ours:
         frames.pop(0)
-    told.stack = traceback.StackSummary.from_list(frames)
+    exception.stack = traceback.StackSummary.from_list(frames)
 
 
 def _where(error: BaseException, stack: traceback.StackSummary) -> str:
-    """The innermost line of the user's own code: not the libraries', not ours."""
+    """The innermost line of the user's own code, outside of libraries and this package."""
     if isinstance(error, SyntaxError) and not stack:
         return f"{Path(error.filename or '?').name}:{error.lineno}"
     paths = [sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")]

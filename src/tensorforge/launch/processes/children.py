@@ -1,8 +1,9 @@
-"""Child processes: their output as lines, their exits as events, and no way to outlive the launcher.
+"""Child processes: their output becomes lines, their exits become events, and none outlives the launcher.
 
-Each child leads a session of its own, so that an interrupt typed at the terminal reaches the launcher
-alone. Three things end a child when the launcher is gone: the kernel (the bootstrap asks for it), the
-guard process, and the sweep of its group when its leader ends.
+Each child leads a session of its own, so that an interrupt typed at the terminal reaches only the launcher.
+Three mechanisms end the children: the kernel kills a child when the launcher dies (the bootstrap asks for
+it), the reaper process kills the process groups that are left, and the launcher kills the group of each
+child that has exited.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from pathlib import Path
 from typing import Self, TypeAlias
 
 from tensorforge.encoding import Json
+from tensorforge.environment import ACTIVATION_FD, LAUNCHER_PID, REPORT_FD, for_child
 from tensorforge.errors import NotFoundError, UnavailableError
 from tensorforge.launch.processes import reaper
-from tensorforge.launch.processes.bootstrap import LAUNCHER_PID, REPORT_FD, TURN_FD
 from tensorforge.launch.processes.output_lines import LineSplitter
 
 _READ_SIZE = 1 << 16
@@ -39,7 +40,7 @@ class Printed:
 
 @dataclass(frozen=True, slots=True)
 class Reported:
-    """A message of the child's bootstrap."""
+    """A message from the child's bootstrap."""
 
     child: str
     message: Mapping[str, Json]
@@ -47,7 +48,7 @@ class Reported:
 
 @dataclass(frozen=True, slots=True)
 class StackLine:
-    """A line of the stack that a child was asked for."""
+    """A line of a stack that a child dumped."""
 
     child: str
     line: str
@@ -55,7 +56,7 @@ class StackLine:
 
 @dataclass(frozen=True, slots=True)
 class Exited:
-    """A child's process ended; everything that it wrote came before."""
+    """A child's process exited; the events for everything that it wrote came before."""
 
     child: str
     code: int
@@ -71,15 +72,15 @@ class _Child:
     output: int
     report: int
     exit: int
-    turn: int | None = None
+    activation: int | None = None
     splitters: dict[int, LineSplitter] = field(default_factory=dict)
 
 
 class Children:
-    """The processes of one launcher. Every method belongs to one thread, except `wake`.
+    """The child processes of one launcher. Only `wake` may be called from other threads.
 
-    The kernel ties a child's life to the *thread* that started it, so that thread must last as long as
-    the children.
+    The kernel kills a child when the *thread* that started it ends, so that thread must live as long as the
+    children.
     """
 
     def __init__(self) -> None:
@@ -87,16 +88,16 @@ class Children:
         self._children: dict[str, _Child] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector.register(self._wake_read, selectors.EVENT_READ, None)
-        guard_read, self._guard_input = os.pipe2(os.O_CLOEXEC)
-        self._guard = subprocess.Popen(  # noqa: S603  our own file, by our own interpreter
+        reaper_read, self._reaper_input = os.pipe2(os.O_CLOEXEC)
+        self._reaper = subprocess.Popen(  # noqa: S603  our own file, by our own interpreter
             [sys.executable, "-I", "-S", str(Path(reaper.__file__))],
-            stdin=guard_read,
+            stdin=reaper_read,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
             cwd="/",
         )
-        os.close(guard_read)
+        os.close(reaper_read)
         self._closed = False
 
     def __enter__(self) -> Self:
@@ -107,17 +108,17 @@ class Children:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The children that run."""
+        """The names of the running children."""
         return tuple(self._children)
 
     @property
     def wake_fd(self) -> int:
-        """A descriptor for `signal.set_wakeup_fd`: a byte written to it ends a `poll`."""
+        """A descriptor for `signal.set_wakeup_fd`: a byte written to it makes `poll` return."""
         return self._wake_write
 
     def wake(self) -> None:
-        """End a `poll` early; callable from any thread."""
-        with contextlib.suppress(BlockingIOError):  # full: it wakes anyway
+        """Make `poll` return early; may be called from any thread."""
+        with contextlib.suppress(BlockingIOError):  # full: `poll` returns anyway
             os.write(self._wake_write, b"\0")
 
     def start(
@@ -129,15 +130,14 @@ class Children:
         *,
         spare: bool = False,
     ) -> int:
-        """Start a process and return its id. A spare waits for `its_turn`."""
+        """Start a process and return its pid. A spare waits until `activate` is called."""
         output_read, output_write = os.pipe2(os.O_CLOEXEC)
         report_read, report_write = os.pipe2(os.O_CLOEXEC)
-        turn_read, turn_write = os.pipe2(os.O_CLOEXEC) if spare else (None, None)
-        added = {REPORT_FD: str(report_write), LAUNCHER_PID: str(os.getpid())}
-        passed = [report_write]
-        if turn_read is not None:
-            added[TURN_FD] = str(turn_read)
-            passed.append(turn_read)
+        activation_read, activation_write = os.pipe2(os.O_CLOEXEC) if spare else (None, None)
+        passed = [report_write, *([] if activation_read is None else [activation_read])]
+        added = for_child(
+            {REPORT_FD: report_write, LAUNCHER_PID: os.getpid(), ACTIVATION_FD: activation_read}
+        )
         try:
             process = subprocess.Popen(  # noqa: S603  starting the user's command is the purpose
                 list(command),
@@ -150,7 +150,7 @@ class Children:
                 start_new_session=True,
             )
         except OSError as error:
-            for descriptor in (output_read, report_read, turn_write):
+            for descriptor in (output_read, report_read, activation_write):
                 if descriptor is not None:
                     os.close(descriptor)
             raise UnavailableError(f"{name} could not be started: {error}") from error
@@ -158,9 +158,9 @@ class Children:
             os.close(output_write)
             for descriptor in passed:
                 os.close(descriptor)
-        self._tell_guard("+", process.pid)
+        self._tell_reaper("+", process.pid)
         pidfd = os.pidfd_open(process.pid)
-        child = _Child(name, process, output_read, report_read, pidfd, turn_write)
+        child = _Child(name, process, output_read, report_read, pidfd, activation_write)
         self._children[name] = child
         for descriptor in (output_read, report_read):
             os.set_blocking(descriptor, False)
@@ -169,24 +169,22 @@ class Children:
         self._selector.register(child.exit, selectors.EVENT_READ, child)
         return process.pid
 
-    def its_turn(self, name: str) -> int:
-        """Let a spare become what it is for, and return its process id."""
+    def activate(self, name: str) -> int:
+        """Activate a waiting spare process as this worker; return its pid."""
         child = self._find(name)
-        if child.turn is not None:
-            with contextlib.suppress(
-                BrokenPipeError
-            ):  # it has just ended, which is an event of its own
-                os.write(child.turn, b"\n")
-            os.close(child.turn)
-            child.turn = None
+        if child.activation is not None:
+            with contextlib.suppress(BrokenPipeError):  # it has just exited; that event follows
+                os.write(child.activation, b"\n")
+            os.close(child.activation)
+            child.activation = None
         return child.process.pid
 
     def pid(self, name: str) -> int:
-        """The child's process id."""
+        """The child's pid."""
         return self._find(name).process.pid
 
     def signal(self, name: str, number: int) -> None:
-        """Send a signal to the child's process; one that has ended already is left alone."""
+        """Send a signal to the child's process; do nothing if it has exited."""
         self._find(name).process.send_signal(number)
 
     def kill(self, name: str) -> None:
@@ -194,7 +192,7 @@ class Children:
         self._kill_group(self._find(name))
 
     def poll(self, timeout: float | None) -> list[ChildEvent]:
-        """Wait for something to happen, at most `timeout` seconds, and return it in order."""
+        """Wait at most `timeout` seconds for events and return them in order."""
         events: list[ChildEvent] = []
         ended: list[_Child] = []
         for key, _ in self._selector.select(timeout):
@@ -206,26 +204,26 @@ class Children:
             else:
                 events += self._read(child, key.fd)
         for child in ended:
-            events += self._bury(child)
+            events += self._finish(child)
         return events
 
     def close(self) -> None:
-        """Kill whoever still runs, then let the guard go. Closing twice is allowed."""
+        """Kill the children that still run, then end the reaper. May be called twice."""
         if self._closed:
             return
         self._closed = True
         for child in list(self._children.values()):
-            self._bury(child)
+            self._finish(child)
         self._selector.close()
-        for descriptor in (self._guard_input, self._wake_read, self._wake_write):
+        for descriptor in (self._reaper_input, self._wake_read, self._wake_write):
             os.close(descriptor)
-        self._guard.wait()
+        self._reaper.wait()
 
     def _find(self, name: str) -> _Child:
         try:
             return self._children[name]
         except KeyError:
-            raise NotFoundError(f"{name} is not a running child") from None
+            raise NotFoundError(f"{name} is not a running child process") from None
 
     def _drain_wake(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -233,7 +231,7 @@ class Children:
                 pass
 
     def _read(self, child: _Child, descriptor: int) -> list[ChildEvent]:
-        """Read what is there, within bounds: a child that never pauses must not starve the others."""
+        """Read what is available, up to a limit: a child that never pauses must not starve the others."""
         events: list[ChildEvent] = []
         splitter = child.splitters[descriptor]
         for _ in range(_READS_AT_ONCE):
@@ -253,11 +251,11 @@ class Children:
             return [Printed(child.name, line) for line in lines]
         return [_parse_report(child.name, line) for line in lines]
 
-    def _bury(self, child: _Child) -> list[ChildEvent]:
-        # Before it is reaped: until then the group's number cannot belong to anybody else.
+    def _finish(self, child: _Child) -> list[ChildEvent]:
+        # Kill before `wait`: until then no other process group can have this number.
         self._kill_group(child)
         code = child.process.wait()
-        self._tell_guard("-", child.process.pid)
+        self._tell_reaper("-", child.process.pid)
         events: list[ChildEvent] = []
         registered = self._selector.get_map()
         for descriptor in (child.report, child.output):
@@ -265,14 +263,14 @@ class Children:
                 before = len(events)
                 events += self._read(child, descriptor)
                 if descriptor in registered and len(events) == before:
-                    # Something outside the group keeps the pipe open.
+                    # A process outside the group keeps the pipe open.
                     events += self._lines(child, descriptor, child.splitters[descriptor].flush())
                     self._selector.unregister(descriptor)
             os.close(descriptor)
         self._selector.unregister(child.exit)
         os.close(child.exit)
-        if child.turn is not None:
-            os.close(child.turn)
+        if child.activation is not None:
+            os.close(child.activation)
         del self._children[child.name]
         return [*events, Exited(child.name, code)]
 
@@ -280,9 +278,11 @@ class Children:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.process.pid, signal.SIGKILL)
 
-    def _tell_guard(self, sign: str, group: int) -> None:
-        with contextlib.suppress(BrokenPipeError):  # then the kernel's signal alone has to do
-            os.write(self._guard_input, f"{sign}{group}\n".encode())
+    def _tell_reaper(self, sign: str, group: int) -> None:
+        with contextlib.suppress(
+            BrokenPipeError
+        ):  # the reaper is gone; the kernel still kills the child
+            os.write(self._reaper_input, f"{sign}{group}\n".encode())
 
 
 def _parse_report(child: str, line: str) -> ChildEvent:

@@ -1,14 +1,12 @@
 """The coordinator as a child of the launcher: `python -m tensorforge.launch.processes.coordinator_process`.
 
-It takes its settings from one environment variable, tells the launcher its address, and serves until
-SIGTERM. Killed and started again on the same journal, it goes on with the same run.
+It takes its settings from one environment variable, reports its address to the launcher, and serves until
+SIGTERM. Started again on the same journal, it continues the same run.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import signal
 import sys
 import threading
@@ -19,19 +17,19 @@ from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.elastic.protocol.access import ROLES
 from tensorforge.elastic.protocol.token_files import load_or_issue
 from tensorforge.encoding import decode, encode
+from tensorforge.environment import COORDINATOR_SETTINGS, for_child
 from tensorforge.errors import TensorForgeError
 from tensorforge.launch.processes.bootstrap import Reporter, die_with_launcher
 from tensorforge.launch.processes.survivors import is_gone
 from tensorforge.security import TokenStore
 
-SETTINGS = "TENSORFORGE_COORDINATOR_SETTINGS"
 LEASE_SECONDS = 2.0
-"""Short, because the launcher holds the folder's lock: nobody else leads this run."""
+"""Short, because the launcher's lock on the folder excludes another coordinator of this run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
-    """What the coordinator's process is told."""
+    """The settings that the launcher passes to the coordinator's process."""
 
     config: ElasticTrainingConfig
     host: str
@@ -42,20 +40,19 @@ class CoordinatorSettings:
     token_file: str | None = None
 
     def to_environment(self) -> dict[str, str]:
-        """The variable that carries them."""
-        return {SETTINGS: json.dumps(encode(self))}
+        """The environment variable that carries the settings."""
+        return for_child({COORDINATOR_SETTINGS: encode(self)})
 
     @classmethod
     def from_environment(cls) -> CoordinatorSettings:
-        """The settings that the launcher passed."""
-        return decode(json.loads(os.environ[SETTINGS]), cls)
+        """Read the settings that the launcher passed; the variable is removed."""
+        return decode(COORDINATOR_SETTINGS.take(), cls)
 
 
 def serve(settings: CoordinatorSettings, reporter: Reporter) -> None:
     """Serve until SIGTERM."""
-    from tensorforge.elastic.coordinator.coordinator import (
-        ElasticCoordinator,
-    )  # with a database: not for launchers
+    # Imported here because it loads the database, which the launcher does not need.
+    from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
 
     stopped = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -73,7 +70,7 @@ def serve(settings: CoordinatorSettings, reporter: Reporter) -> None:
         lease_seconds=LEASE_SECONDS,
         lease_wait=LEASE_SECONDS + 8.0,
     ) as coordinator:
-        reporter.tell("serving", address=coordinator.address)
+        reporter.report("serving", address=coordinator.address)
         stopped.wait()
 
 
@@ -86,7 +83,7 @@ def _tokens(path: str | None) -> TokenStore | None:
 
 
 def main() -> int:
-    """Run the coordinator; an error is a message."""
+    """Run the coordinator; print a `TensorForgeError` and return 1."""
     die_with_launcher()
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     reporter = Reporter.from_environment()

@@ -1,4 +1,4 @@
-"""The files that keep what each process printed. A full disk costs lines, not the run."""
+"""The log files with what each process printed. A full disk loses lines but does not end the run."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from typing import TextIO
 class LogFiles:
     """One file per process, `FOLDER/NAME.log`.
 
-    What cannot be written is dropped; `complain` hears of it once.
+    Text that cannot be written is dropped; `warn` is called for the first failure.
     """
 
-    def __init__(self, folder: Path, complain: Callable[[str], None]) -> None:
+    def __init__(self, folder: Path, warn: Callable[[str], None]) -> None:
         self._folder = folder
-        self._complain = complain
+        self._warn = warn
         self._files: dict[str, TextIO] = {}
-        self._has_complained = False
+        self._has_warned = False
 
     def open(self, name: str) -> None:
-        """Begin, or go on with, the file of this process."""
+        """Open the file of this process for appending."""
         path = self._folder / f"{name}.log"
         try:
             file = path.open("a", buffering=1, encoding="utf-8", errors="backslashreplace")
@@ -30,7 +30,7 @@ class LogFiles:
             self._files[name] = file
 
     def write(self, name: str, text: str) -> None:
-        """Append a text that ends with a line end."""
+        """Append text, which must end with a line end."""
         file = self._files.get(name)
         if file is not None:
             try:
@@ -39,7 +39,7 @@ class LogFiles:
                 self._failed(error)
 
     def close(self, name: str) -> None:
-        """The process has ended."""
+        """Close the file of a process that has exited."""
         file = self._files.pop(name, None)
         if file is not None:
             try:
@@ -48,12 +48,12 @@ class LogFiles:
                 self._failed(error)
 
     def close_all(self) -> None:
-        """Close whatever is open."""
+        """Close all files."""
         for name in list(self._files):
             self.close(name)
 
     def _failed(self, error: OSError) -> None:
-        if not self._has_complained:
-            self._has_complained = True
+        if not self._has_warned:
+            self._has_warned = True
             what = f"logs cannot be written in {self._folder}: {error.strerror or error}"
-            self._complain(f"{what}; training goes on, what does not fit is lost")
+            self._warn(f"{what}; training continues, these lines are lost")

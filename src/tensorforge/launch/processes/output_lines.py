@@ -1,4 +1,4 @@
-"""Bytes of a child's output in, clean lines out: partial lines, progress bars, junk, escape codes."""
+"""Turns the bytes of a child's output into lines that are safe to print beside others."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 def clean(text: str, *, colour: bool) -> str:
-    """Make a line safe to print beside others: it cannot move the cursor or change the terminal.
+    """Remove from a line what could move the cursor or change the terminal.
 
-    Colours are kept (and closed) if `colour`; other escape codes go, control characters are shown as
-    `\\xNN`.
+    Colours are kept, and reset at the end, if `colour`. Other escape codes are removed; control characters
+    become `\\xNN`.
     """
     parts, at = [], 0
     for found in _ESCAPES.finditer(text):
@@ -42,11 +42,11 @@ def _escape(character: str) -> str:
 
 
 class LineSplitter:
-    """Collects bytes and gives whole lines, however the bytes were cut on their way.
+    """Collects bytes and returns complete lines, wherever the bytes were split.
 
-    A carriage return starts the line anew, as on a terminal, so of a progress bar only the last state
-    before the line's end appears. A line longer than `limit` bytes comes in several parts, so that
-    memory stays bounded. Bytes that are not UTF-8 become `\\xNN`.
+    A carriage return restarts the line, as on a terminal, so that only the last state of a progress bar
+    appears. A line of more than `limit` bytes is returned in several parts, so that memory stays
+    bounded. Bytes that are not UTF-8 become `\\xNN`.
     """
 
     def __init__(self, limit: int = LINE_LIMIT) -> None:
@@ -54,7 +54,7 @@ class LineSplitter:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[str]:
-        """Add bytes; return the lines that they completed, without their line ends."""
+        """Add bytes; return the lines that they complete, without line ends."""
         self._buffer += data
         lines = []
         while (parts := self._take()) is not None:
@@ -68,7 +68,7 @@ class LineSplitter:
         return [rest.decode("utf-8", errors="backslashreplace")] if rest else []
 
     def _take(self) -> list[bytes] | None:
-        """Remove what is settled at the buffer's front: a line, or one that was overwritten."""
+        """Remove a complete or overwritten line from the front of the buffer; `None` if there is none."""
         end = self._line_end()
         if end is None or end > self._limit:
             return [self._cut(self._limit)] if len(self._buffer) > self._limit else None
@@ -78,7 +78,7 @@ class LineSplitter:
         while after < len(self._buffer) and self._buffer[after] == 0x0D:
             after += 1
         if after == len(self._buffer):
-            # What follows decides: a line feed ends the line, anything else overwrites it.
+            # The next byte decides: a line feed ends the line, any other byte overwrites it.
             del self._buffer[end + 1 :]
             return None
         if self._buffer[after] == 0x0A:

@@ -1,8 +1,7 @@
-"""What a spare worker may import before its turn comes: read from the script, never by running it.
+"""Which modules a spare may import before it is activated, found in the script's syntax without running it.
 
-A spare is a worker's process that waits. What it imports ahead must not change what the script does, so
-only heavy libraries are taken that the script itself imports, and nothing at all if the script writes to its
-environment: libraries read that when they are imported.
+The early imports must not change what the script does. So a spare imports only heavy libraries that the
+script itself imports, and nothing if the script writes to its environment, which libraries read on import.
 """
 
 from __future__ import annotations
@@ -13,13 +12,13 @@ from pathlib import Path
 
 _HEAVY = ("torch", "numpy", "tensorforge")
 _TRAINING = ("torch", "torch._dynamo", "tensorforge.train.loop.run")
-"""`torch._dynamo` is imported by the first optimizer, and costs as much as all the rest."""
+"""The first optimizer imports `torch._dynamo`, which takes as long as all other imports together."""
 _ENVIRONMENT = frozenset({"environ", "putenv", "environb", "unsetenv"})
 _READERS = frozenset({"get", "copy", "items", "keys", "values"})
 
 
 def preloads(source: str) -> tuple[str, ...]:
-    """The modules to import ahead for a script; none if that could make a difference."""
+    """The modules that a spare may import for this script; none if that could change what the script does."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
@@ -32,7 +31,7 @@ def preloads(source: str) -> tuple[str, ...]:
 
 
 def find_script(script: str, *, as_module: bool) -> Path | None:
-    """The file that will run, if that can be told without importing anything."""
+    """The file that will run, if it can be found without importing anything."""
     if not as_module:
         return Path(script)
     base = Path(*script.split("."))
@@ -41,7 +40,7 @@ def find_script(script: str, *, as_module: bool) -> Path | None:
 
 
 def _imports(tree: ast.Module) -> Iterator[str]:
-    """What is imported when the script starts: at its top level."""
+    """The modules that the script imports at its top level."""
     for node in tree.body:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -50,7 +49,7 @@ def _imports(tree: ast.Module) -> Iterator[str]:
 
 
 def _writes_environment(tree: ast.Module) -> bool:
-    """Whether the environment is used in any way but looking something up."""
+    """Whether the script uses the environment for more than reading it."""
     parents = {child: node for node in ast.walk(tree) for child in ast.iter_child_nodes(node)}
     for node in ast.walk(tree):
         name = node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", None)

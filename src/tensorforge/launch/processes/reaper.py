@@ -1,8 +1,8 @@
-"""The guard: a tiny process that outlives the launcher just long enough to end what it left behind.
+"""The reaper: a small process that kills the process groups that a dead launcher left behind.
 
-The launcher writes `+GROUP` and `-GROUP` lines to the guard's standard input. When that pipe closes,
-because the launcher ended in whatever way, the groups that are left are killed. This file is run as a
-script with nothing but the standard library, so that it starts in a few milliseconds.
+The launcher writes the lines `+GROUP` and `-GROUP` to the reaper's standard input. When the launcher ends, in
+whatever way, that pipe closes and the reaper kills the groups that are left. It is run as a script with the
+standard library only, so that it starts in a few milliseconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 
 def remaining_groups(lines: Iterable[str]) -> set[int]:
-    """The process groups that were added and not taken back; lines of another form are ignored."""
+    """The process groups that were added and not removed; other lines are ignored."""
     groups: set[int] = set()
     for line in lines:
         sign, number = line[:1], line[1:].strip()
@@ -29,7 +29,7 @@ def remaining_groups(lines: Iterable[str]) -> set[int]:
 
 
 def main() -> None:
-    """Wait for the launcher's end, then kill what is left."""
+    """Wait until the launcher ends, then kill the groups that are left."""
     for ignored in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(ignored, signal.SIG_IGN)
     for group in remaining_groups(sys.stdin):

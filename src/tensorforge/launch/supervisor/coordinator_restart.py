@@ -1,43 +1,47 @@
-"""When the coordinator is started again, and when that is given up."""
+"""When a coordinator that exited is started again, and when the launcher gives up."""
 
 from __future__ import annotations
 
 from tensorforge.launch.supervisor.restart_budget import backoff
 
-QUICK_DEATH = 5.0
-"""A coordinator that lived for less seconds than this did not come up."""
+QUICK_EXIT = 5.0
+"""A coordinator that served for fewer seconds than this counts as one that did not come up."""
 ATTEMPTS = 6
 
 
-class CoordinatorCare:
-    """Counts the deaths in a row of the one coordinator. It is known once it has served at all."""
+class CoordinatorRestart:
+    """Counts how often in a row the coordinator exited soon after its start.
+
+    `has_served`: the coordinator has served at least once in this launch. `restart_at`: when to start it
+    again; `None` while no restart is planned.
+    """
 
     def __init__(self) -> None:
-        self.is_known = False
-        self.due: float | None = None
+        self.has_served = False
+        self.restart_at: float | None = None
         self._serving_since: float | None = None
-        self._deaths = 0
+        self._quick_exits = 0
 
-    def serves(self, now: float) -> bool:
-        """It answers; whether for the first time."""
-        first = not self.is_known
-        self.is_known = True
+    def serving(self, now: float) -> bool:
+        """The coordinator serves; return whether this is the first time."""
+        first = not self.has_served
+        self.has_served = True
         self._serving_since = now
         return first
 
-    def died(self, now: float) -> bool:
-        """It ended; whether it is worth another attempt, which is then due."""
-        lived = 0.0 if self._serving_since is None else now - self._serving_since
+    def exited(self, now: float) -> bool:
+        """The coordinator exited; plan a restart and return True, or return False to give up."""
+        served = 0.0 if self._serving_since is None else now - self._serving_since
         self._serving_since = None
-        self._deaths = 1 if lived >= QUICK_DEATH else self._deaths + 1
-        if self._deaths >= ATTEMPTS or not self.is_known:
+        self._quick_exits = 1 if served >= QUICK_EXIT else self._quick_exits + 1
+        if self._quick_exits >= ATTEMPTS or not self.has_served:
             return False
-        self.due = now + backoff(self._deaths, base=0.2)
+        self.restart_at = now + backoff(self._quick_exits, base=0.2)
         return True
 
-    def is_due(self, now: float) -> bool:
-        """Whether to start it now; said once."""
-        if self.due is None or now < self.due:
+    def take_due(self, now: float) -> bool:
+        """Return whether to start the coordinator now, and forget the planned restart if so."""
+        if self.restart_at is None or now < self.restart_at:
             return False
-        self.due = None
+        self.restart_at = None
         return True

@@ -1,4 +1,4 @@
-"""What happens to a launched run: the events that the supervisor decides by and the view shows."""
+"""The events of a launched run. The supervisor decides by them and the display shows them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.launch.supervisor.exit_codes import UserFailure
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStarted:
-    """The worker's process runs."""
+    """The worker's process was started, or a spare process was activated as this worker."""
 
     worker: str
     pid: int
@@ -19,21 +20,21 @@ class WorkerStarted:
 
 @dataclass(frozen=True, slots=True)
 class SpareReady:
-    """The process that will be the next worker has done its imports."""
+    """A spare process has finished its imports and waits to become this worker."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerJoined:
-    """The coordinator knows the worker, as a member or as a standby."""
+    """The coordinator lists the worker, as a member or as a standby."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLost:
-    """The coordinator gave the worker up: it was silent, or did not answer in time."""
+    """The coordinator declared the worker lost: it was silent, or did not answer in time."""
 
     worker: str
     reason: str
@@ -41,10 +42,10 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReleased:
-    """The coordinator let the worker go after a graceful leave that was asked of it.
+    """The coordinator released the worker, which leaves gracefully.
 
-    `surplus`: the number of workers that is wanted knows of it. It goes because fewer are wanted, or
-    somebody has asked for a number since it was to go.
+    `surplus`: the target already counts this departure. The worker leaves because the target was lowered, or
+    an operator set the target after the worker was asked to leave.
     """
 
     worker: str
@@ -54,7 +55,7 @@ class WorkerReleased:
 
 @dataclass(frozen=True, slots=True)
 class WorkerExited:
-    """The worker's process ended. `failure` is the exception that its script raised, if it did."""
+    """The worker's process exited. `failure`: the exception that its script raised, if any."""
 
     worker: str
     code: int
@@ -63,7 +64,7 @@ class WorkerExited:
 
 @dataclass(frozen=True, slots=True)
 class WorkerConcluded:
-    """The training code's own last word: `outcome` is complete, stopped or left."""
+    """The training code wrote its final log line; `outcome` is complete, stopped or left."""
 
     worker: str
     outcome: str
@@ -71,28 +72,17 @@ class WorkerConcluded:
 
 @dataclass(frozen=True, slots=True)
 class StacksDumped:
-    """The worker wrote down its script's stack."""
+    """The worker dumped the stack of its script."""
 
     worker: str
     text: str
 
 
 @dataclass(frozen=True, slots=True)
-class StepCommitted:
-    """A step was committed. `samples` counts from the start of the run."""
-
-    step: int
-    epoch: int = 0
-    samples: int = 0
-    loss: float | None = None
-    learning_rate: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TrainingResumed:
-    """The members start from a checkpoint (`step`; -1: from the beginning), not from what a peer has.
+    """The members start from the checkpoint of `step` (-1: from the beginning), not from a peer's state.
 
-    `before` is how far this launch had come; the workers that knew of it are gone.
+    `before`: the last step that this launch had committed; the workers that had its state are gone.
     """
 
     step: int
@@ -101,28 +91,27 @@ class TrainingResumed:
 
 @dataclass(frozen=True, slots=True)
 class GenerationFormed:
-    """A rescale is over: who trains now, why, and how long each phase took, in milliseconds."""
+    """A rescale is complete: its members, its reason, and the milliseconds of each phase."""
 
     generation: int
     members: tuple[str, ...]
     reason: str = ""
     phases: Mapping[str, float] = field(default_factory=dict)
     size: int | None = None
-    """How many members it was decided with; `members` are those that are seen in it now."""
+    """How many members the generation was decided with; `members` are those that are present now."""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointProgress:
-    """A checkpoint is being written (`share` of it, if that is known), or is complete."""
+    """A checkpoint is being written, or is complete."""
 
     step: int
     complete: bool
-    share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class TargetChanged:
-    """Someone asked for another number of workers."""
+    """An operator set another target for the number of workers."""
 
     workers: int
 
@@ -136,14 +125,14 @@ class TrainingFinished:
 
 @dataclass(frozen=True, slots=True)
 class TrainingAborted:
-    """The coordinator ended the run, and says why."""
+    """The coordinator ended the run for this reason."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorStarted:
-    """The coordinator's process answers at this address."""
+    """The coordinator's process serves at this address."""
 
     address: str
     pid: int
@@ -151,7 +140,7 @@ class CoordinatorStarted:
 
 @dataclass(frozen=True, slots=True)
 class CoordinatorExited:
-    """The coordinator's process ended; `reason` is what it said about that, if it did."""
+    """The coordinator's process exited; `reason`: the error that it printed, if any."""
 
     code: int
     reason: str = ""
@@ -159,14 +148,14 @@ class CoordinatorExited:
 
 @dataclass(frozen=True, slots=True)
 class StopRequested:
-    """A signal asked the launcher to stop; `signal` is its number."""
+    """The launcher received a signal to stop; `signal` is its number."""
 
     signal: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Nothing but time has passed."""
+    """Time has passed and nothing else happened."""
 
 
 Event: TypeAlias = (
@@ -178,7 +167,7 @@ Event: TypeAlias = (
     | WorkerConcluded
     | WorkerExited
     | StacksDumped
-    | StepCommitted
+    | CommittedStep
     | TrainingResumed
     | GenerationFormed
     | CheckpointProgress

@@ -1,4 +1,4 @@
-"""What an exit code of a child process means."""
+"""Why a child process ended: its exit code in words, and the exception that its script raised."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 from dataclasses import dataclass
 
 _SIGNAL_HINTS = {
-    signal.SIGKILL: "by someone, or by the kernel for want of memory",
+    signal.SIGKILL: "by someone, or by the kernel because memory ran out",
     signal.SIGSEGV: "it crashed in native code",
     signal.SIGBUS: "it crashed in native code, or shared memory ran out",
     signal.SIGABRT: "native code gave up",
@@ -16,7 +16,7 @@ _SIGNAL_HINTS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserFailure:
-    """An exception that the user's script raised, as its worker told it."""
+    """An exception that the user's script raised, as the worker's bootstrap reported it."""
 
     kind: str
     message: str
@@ -25,8 +25,8 @@ class UserFailure:
 
     @property
     def summary(self) -> str:
-        """One line: what the worker did, and where."""
-        if self.is_exit:
+        """One line: what the script raised, and where."""
+        if self.is_system_exit:
             text = f"called sys.exit({self.message})"
         else:
             text = f"raised {self.kind}: {self.message}" if self.message else f"raised {self.kind}"
@@ -34,28 +34,28 @@ class UserFailure:
         return f"{first}{' …' if more else ''} ({self.where})" if self.where else first
 
     @property
-    def is_exit(self) -> bool:
-        """Whether the script ended itself: it has said why, and there is no traceback to show."""
+    def is_system_exit(self) -> bool:
+        """Whether the script called `sys.exit`; its traceback is not worth showing."""
         return self.kind == "SystemExit"
 
     @property
-    def is_echo(self) -> bool:
-        """Whether it only repeats that the run has ended, for a reason that is known elsewhere."""
+    def is_run_ended(self) -> bool:
+        """Whether the exception only reports that the coordinator has ended the run."""
         return self.kind == "TrainingAbortedError"
 
     @property
-    def shown(self) -> str:
-        """The traceback, if it is worth showing."""
-        return "" if self.is_exit or self.is_echo else self.traceback.rstrip()
+    def traceback_shown(self) -> str:
+        """The traceback, or an empty text if it would tell nothing new."""
+        return "" if self.is_system_exit or self.is_run_ended else self.traceback.rstrip()
 
     @property
     def signature(self) -> tuple[str, str]:
-        """Equal for two failures that are the same bug."""
+        """Equal for two failures with the same exception type at the same place."""
         return self.kind, self.where
 
 
 def signal_of(code: int) -> signal.Signals | None:
-    """The signal that ended the process, or `None` if it ended by itself."""
+    """The signal that killed the process, or `None` if the process exited by itself."""
     number = -code if code < 0 else code - 128 if code > 128 else 0
     try:
         return signal.Signals(number)
@@ -64,7 +64,7 @@ def signal_of(code: int) -> signal.Signals | None:
 
 
 def describe_exit(code: int) -> str:
-    """What happened, in words."""
+    """The exit code as the predicate of a sentence about the process."""
     ended_by = signal_of(code)
     if ended_by is None:
         return f"exited with code {code}" if code >= 0 else f"was killed by signal {-code}"

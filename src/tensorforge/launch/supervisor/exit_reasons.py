@@ -1,4 +1,4 @@
-"""Who left in peace: exits and the reasons for them, which arrive in any order."""
+"""Exits with code 0 and the reasons for them, which arrive in any order."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Iterator
 
 UNASKED = "ended (code 0) before the training was complete"
 EXPLANATION_TIMEOUT = 15.0
-"""Seconds for the coordinator to tell why a worker ended with code 0."""
+"""How many seconds the coordinator has to say why a worker ended with code 0."""
 NOBODY_JOINED_TIMEOUT = 3.0
-"""The same while it has not heard of anybody yet: then there is little to tell."""
+"""The same while no worker has joined yet: then no reason is likely to come."""
 
 
 class Departures:
-    """Workers that ended with code 0, until it is known why; and those of whom it is known.
+    """Exits with code 0, split into explained and unexplained.
 
-    An exit without a reason counts as a worker that is still there: it is not replaced before the
-    coordinator had its time to tell that it was let go. A coordinator that is away has all the time it needs.
+    A worker whose exit is not explained counts as running, so it is not replaced before the coordinator had
+    time to say that the worker was let go. While the coordinator is away, that time does not run.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class Departures:
         return len(self._unexplained)
 
     def coordinator_is(self, there: bool, now: float) -> None:
-        """The coordinator came or went; one that came has its time from now on."""
+        """The coordinator started or ended; after a start, the time for unexplained exits begins again."""
         self._can_be_asked = there
         if there:
             self._unexplained = {
@@ -38,35 +38,35 @@ class Departures:
             }
 
     def exited(self, name: str, now: float, *, anybody_joined: bool) -> None:
-        """The worker ended with code 0, and nobody has said why."""
+        """The worker ended with code 0, and its reason is not known yet."""
         patience = EXPLANATION_TIMEOUT if anybody_joined else NOBODY_JOINED_TIMEOUT
         self._unexplained[name] = now + patience
 
     def concluded(self, name: str, outcome: str) -> None:
-        """The worker's own last word."""
+        """The worker's training code reported its end; `outcome` is complete, stopped or left."""
         self._concluded.add(name)
         if outcome == "left":
             self._left.add(name)
 
     def has_concluded(self, name: str) -> bool:
-        """Whether its training code came to an end of its own."""
+        """Whether the worker's training code reported its end."""
         return name in self._concluded
 
     def is_news(self, name: str) -> bool:
-        """Whether its release was not told before."""
+        """Whether the release of the worker was not reported before."""
         return name not in self._released
 
     def release(self, name: str) -> bool:
-        """The coordinator let it go; whether its exit was waiting for that explanation."""
+        """The coordinator let the worker go; returns whether its exit waited for this explanation."""
         self._released.add(name)
         return self._unexplained.pop(name, None) is not None
 
     def left_by_itself(self, name: str) -> bool:
-        """Whether it said that it left, even if nobody else does."""
+        """Whether the worker itself reported that it left."""
         return name in self._left
 
     def overdue(self, now: float) -> list[str]:
-        """The exits that nobody will explain any more; each is told once."""
+        """The workers whose exits were not explained in time; each is returned once."""
         if not self._can_be_asked:
             return []
         late = [name for name, limit in self._unexplained.items() if now >= limit]
@@ -75,10 +75,10 @@ class Departures:
         return late
 
     def deadlines(self) -> Iterator[float]:
-        """When `overdue` may have something to tell."""
+        """The moments at which `overdue` may return a worker."""
         if self._can_be_asked:
             yield from self._unexplained.values()
 
     def clear(self) -> None:
-        """It does not matter any more."""
+        """Forget the unexplained exits: the run is ending."""
         self._unexplained.clear()

@@ -1,4 +1,4 @@
-"""Who failed since the last committed step, why, and what people have been shown of it already."""
+"""The failures since the last committed step: which one explains the end, and which were shown."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from tensorforge.launch.supervisor.exit_codes import UserFailure
 from tensorforge.launch.supervisor.instructions import Outcome
 
 
-class Blame:
-    """The failures of a run's workers.
+class FailureLog:
+    """Exceptions and other deaths of a run's workers.
 
-    The first exception since the last step is taken for the reason if the run ends: what follows it may
-    follow from it. Deaths that nobody has an exception for are remembered in words.
+    If the run ends, the first exception since the last committed step is given as the cause, because later
+    failures may be its consequence. Deaths without an exception are kept as text.
     """
 
     def __init__(self) -> None:
@@ -22,44 +22,44 @@ class Blame:
         self._seen: set[tuple[str, str]] = set()
         self._shown: set[tuple[str, str]] = set()
 
-    def committed(self) -> None:
-        """A step was committed: what happened before did not end the run."""
+    def step_committed(self) -> None:
+        """Forget the failures before this step: the run survived them."""
         self._worker = self._failure = None
         self._deaths.clear()
 
-    def raised(self, worker: str, failure: UserFailure) -> None:
-        """A worker's script raised this; an echo of the run's end is nobody's fault."""
-        if self._failure is None and not failure.is_echo:
+    def add_exception(self, worker: str, failure: UserFailure) -> None:
+        """Note what a worker's script raised, unless it only reports that the run has ended."""
+        if self._failure is None and not failure.is_run_ended:
             self._worker, self._failure = worker, failure
 
-    def died(self, told: str) -> None:
-        """A worker ended in another way."""
-        if told not in self._deaths:
-            self._deaths.append(told)
+    def add_death(self, text: str) -> None:
+        """Note that a worker ended without an exception; `text` names the worker and says how."""
+        if text not in self._deaths:
+            self._deaths.append(text)
 
-    def came_before(self, failure: UserFailure) -> bool:
-        """Whether the same exception came from the same place before; from now on it has."""
+    def is_repeated(self, failure: UserFailure) -> bool:
+        """Whether the same exception was raised at the same place before; remember this one."""
         known = failure.signature in self._seen
         self._seen.add(failure.signature)
         return known
 
-    def to_show(self, failure: UserFailure | None) -> str:
-        """The traceback, once for each place that it comes from."""
+    def traceback_once(self, failure: UserFailure | None) -> str:
+        """The traceback to show; empty if one from the same place was shown before."""
         if failure is None or failure.signature in self._shown:
             return ""
         self._shown.add(failure.signature)
-        return failure.shown
+        return failure.traceback_shown
 
-    def will_be_shown(self, failure: UserFailure, outcome: Outcome | None) -> bool:
-        """Whether the end of the run will show this one anyway."""
+    def is_shown_at_end(self, failure: UserFailure, outcome: Outcome | None) -> bool:
+        """Whether the outcome of the run will show this failure's traceback."""
         last = self._failure if outcome is None or outcome.failure is None else outcome.failure
         return last is not None and last.signature == failure.signature
 
-    def explain(self, outcome: Outcome, *, in_full: bool) -> Outcome:
-        """The outcome of a failed run with the exception behind it; `in_full`, with the deaths as well."""
+    def explain(self, outcome: Outcome, *, with_deaths: bool) -> Outcome:
+        """Add the first exception to the outcome of a failed run; without one, the deaths if `with_deaths`."""
         if outcome.failure is None and self._failure is not None:
             outcome = replace(outcome, worker=self._worker, failure=self._failure)
-        if in_full and outcome.failure is None and self._deaths:
+        if with_deaths and outcome.failure is None and self._deaths:
             outcome = replace(
                 outcome, reason=f"{outcome.reason}. Before: {'; '.join(self._deaths)}"
             )

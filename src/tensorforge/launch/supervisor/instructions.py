@@ -1,4 +1,4 @@
-"""What the supervisor tells the shell around it to do."""
+"""The instructions of the supervisor; the launcher carries them out."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tensorforge.launch.supervisor.exit_codes import UserFailure
 
 
 class Level(Enum):
-    """How much a notice matters."""
+    """The severity of a notice."""
 
     INFO = "info"
     WARNING = "warning"
@@ -19,24 +19,24 @@ class Level(Enum):
 
 @dataclass(frozen=True, slots=True)
 class StartCoordinator:
-    """Start the coordinator's process, on the journal of the one before."""
+    """Start the coordinator's process on the run's journal."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopCoordinator:
-    """End the coordinator's process; nobody needs it any more."""
+    """Send SIGTERM to the coordinator's process: all workers have exited."""
 
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Start a worker's process; the coordinator decides whether it takes part or stands by."""
+    """Start a worker's process; the coordinator decides whether it is a member or a standby."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class SetTarget:
-    """Tell the coordinator how many workers there are to be."""
+    """Tell the coordinator the target: how many workers there shall be."""
 
     workers: int
 
@@ -50,34 +50,34 @@ class Retire:
 
 @dataclass(frozen=True, slots=True)
 class StopTraining:
-    """Have the run stopped on all workers after the current step, with a checkpoint."""
+    """Ask a worker to stop the run on all workers after the current step, with a checkpoint."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Kill:
-    """End a worker's process, and what it started, now."""
+    """Kill a worker's process and its process group now."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class DumpStacks:
-    """Have a worker write down its script's stack; the answer is a `StacksDumped`."""
+    """Ask a worker for the stack of its script; a `StacksDumped` event will answer."""
 
     worker: str
 
 
 @dataclass(frozen=True, slots=True)
 class Say:
-    """Tell people."""
+    """Show a notice to people."""
 
     text: str
     level: Level = Level.INFO
     worker: str | None = None
     detail: str = ""
-    """Lines of the worker's that belong to it: a traceback, a stack."""
+    """Lines to show below the notice: a traceback or a stack."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """Everything has stopped; return the outcome."""
+    """All workers have exited; end the launcher with this outcome."""
 
     outcome: Outcome
 

@@ -1,17 +1,17 @@
-"""How often, and how soon, a dead worker is replaced."""
+"""How often a failed worker is replaced, and after how long."""
 
 from __future__ import annotations
 
 from tensorforge.capacity import RollingWindow
 from tensorforge.errors import ConfigurationError
+from tensorforge.validation import whole_number
 
 
 class RestartBudget:
     """At most `limit` restarts within any `window` seconds; 0 allows none."""
 
     def __init__(self, limit: int, window: float) -> None:
-        if isinstance(limit, bool) or limit < 0:
-            raise ConfigurationError("max_restarts", limit, "must be 0 or more")
+        whole_number("max_restarts", limit, least=0)
         if not window > 0:
             raise ConfigurationError("restart_window", window, "must be more than 0 seconds")
         self.limit = limit
@@ -30,11 +30,11 @@ class RestartBudget:
         return True
 
 
-def backoff(quick_deaths: int, *, base: float = 0.5, most: float = 10.0) -> float:
-    """Seconds before the next start, after so many deaths in a row without progress between.
+def backoff(failures: int, *, base: float = 0.5, most: float = 10.0) -> float:
+    """Seconds to wait before the next start, after this many failures in a row without a committed step.
 
-    The first replacement comes at once; a program that dies each time it starts slows down.
+    The first replacement starts at once; the wait doubles with each further failure.
     """
-    if quick_deaths <= 1:
+    if failures <= 1:
         return 0.0
-    return float(min(most, base * 2 ** min(quick_deaths - 2, 16)))
+    return float(min(most, base * 2 ** min(failures - 2, 16)))

@@ -1,4 +1,4 @@
-"""How a launched run comes to its end: who says so, what comes of it, and when everything is down."""
+"""How a launched run ends: who ended it, with which outcome, and when all workers have exited."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from signal import SIGTERM
 from tensorforge.launch.supervisor.events import WorkerExited
 from tensorforge.launch.supervisor.exit_codes import describe_exit
 from tensorforge.launch.supervisor.exit_reasons import UNASKED, Departures
-from tensorforge.launch.supervisor.failures import Blame
+from tensorforge.launch.supervisor.failures import FailureLog
 from tensorforge.launch.supervisor.instructions import (
     End,
     Instruction,
@@ -20,19 +20,19 @@ from tensorforge.launch.supervisor.instructions import (
 )
 from tensorforge.launch.supervisor.staffing import Staffing
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
-from tensorforge.launch.supervisor.tracked_worker import Hand
+from tensorforge.launch.supervisor.tracked_worker import TrackedWorker
 
-HEARSAY_TIMEOUT = 5.0
-"""Seconds for the coordinator to confirm, or to correct, what a worker's last words say of the run's end."""
+CONFIRMATION_TIMEOUT = 5.0
+"""Seconds for the coordinator to confirm, or to correct, a worker's report that the run has ended."""
 
 
 class Phase(Enum):
-    """Where the launched run stands.
+    """The phase of the launched run.
 
-    RUNNING    keep as many workers as are asked for, within the restart budget
-    DRAINING   training is complete; the workers end by themselves
-    STOPPING   workers were asked to leave (or killed); whoever stays too long is killed
-    ENDED      the outcome is known and everything is down
+    RUNNING    keep the target number of workers, within the restart budget
+    DRAINING   training is complete; the workers exit by themselves
+    STOPPING   the workers were asked to leave, or killed; those that stay too long are killed
+    ENDED      the outcome is decided and all workers have exited
     """
 
     RUNNING = "running"
@@ -41,34 +41,38 @@ class Phase(Enum):
     ENDED = "ended"
 
 
-class Ending:
-    """The outcome of one run. The first reason for an end counts; methods return what has to be done now.
+class Shutdown:
+    """Decides the outcome of one run; the first reason counts. Methods return instructions to carry out now.
 
-    What a worker was told of the end is hearsay: it is acted upon at once, but the outcome waits a little for
-    the coordinator, who knows.
+    A worker may report that the run has ended before the coordinator does. The launcher acts on the report at
+    once, but waits up to `CONFIRMATION_TIMEOUT` for the coordinator before it settles the outcome.
     """
 
     def __init__(
-        self, policy: SupervisionPolicy, staffing: Staffing, departures: Departures, blame: Blame
+        self,
+        policy: SupervisionPolicy,
+        staffing: Staffing,
+        departures: Departures,
+        failures: FailureLog,
     ) -> None:
         self.phase = Phase.RUNNING
         self._policy = policy
         self._staffing = staffing
         self._departures = departures
-        self._blame = blame
+        self._failures = failures
         self._outcome: Outcome | None = None
         self._is_finished = False
         self._is_complete = False
         self._is_aborted = False
-        self._hearsay_until: float | None = None
+        self._unconfirmed_until: float | None = None
 
     def deadlines(self) -> Iterator[float]:
-        """When `end` may have something to do even if nobody exits."""
-        if self._hearsay_until is not None:
-            yield self._hearsay_until
+        """The times at which `end` may return instructions although no worker exits."""
+        if self._unconfirmed_until is not None:
+            yield self._unconfirmed_until
 
     def stop(self, outcome: Outcome, now: float, *, graceful: bool = True) -> list[Instruction]:
-        """The launcher ends the run."""
+        """End the run with this outcome: stop the workers, or kill them if not `graceful`."""
         self._decide(Phase.STOPPING, outcome)
         done: list[Instruction] = []
         for worker in self._staffing.workers.values():
@@ -76,82 +80,82 @@ class Ending:
         return done
 
     def interrupted(self, signal: int, now: float) -> list[Instruction]:
-        """Someone wants it to stop; who says so twice wants it at once."""
+        """A signal asked to stop: gracefully the first time, by killing all workers the second time."""
         if self.phase is Phase.STOPPING:
-            self._hearsay_until = None
+            self._unconfirmed_until = None
             done: list[Instruction] = [Say("stopping now", Level.WARNING)]
             for worker in self._staffing.workers.values():
                 done += worker.kill()
             return done
-        told = (
+        text = (
             f"stopping: workers finish their step and leave, at most {self._policy.stop_timeout:g} s; "
             "interrupt again to stop at once"
         )
         outcome = self._outcome or Outcome(128 + signal, "interrupted before it finished")
-        return [Say(told, Level.WARNING), *self.stop(outcome, now)]
+        return [Say(text, Level.WARNING), *self.stop(outcome, now)]
 
     def finished(self, reason: str, now: float) -> None:
-        """The coordinator says that training is complete."""
-        if self._is_news():
+        """The coordinator reports that training is complete."""
+        if self._takes_coordinators_word():
             self._is_aborted = False
-            self._let_end(Phase.DRAINING, Outcome(0, reason or "training finished"), now)
+            self._await_exits(Phase.DRAINING, Outcome(0, reason or "training finished"), now)
         self._is_finished = True
 
     def aborted(self, reason: str, now: float) -> None:
-        """The coordinator ended the run."""
-        if self._is_news():
+        """The coordinator reports that it ended the run."""
+        if self._takes_coordinators_word():
             self._is_aborted = True
-            self._let_end(Phase.STOPPING, Outcome(1, reason), now)
+            self._await_exits(Phase.STOPPING, Outcome(1, reason), now)
 
-    def heard(self, reason: str, now: float) -> None:
-        """A worker was told that the run is over, but not whether it went well."""
-        self._is_aborted, self._hearsay_until = True, now + HEARSAY_TIMEOUT
-        self._let_end(Phase.STOPPING, Outcome(1, reason), now)
+    def reported_by_worker(self, reason: str, now: float) -> None:
+        """A worker reports that the run has ended; the coordinator has not said so yet."""
+        self._is_aborted, self._unconfirmed_until = True, now + CONFIRMATION_TIMEOUT
+        self._await_exits(Phase.STOPPING, Outcome(1, reason), now)
 
-    def completed(self) -> None:
-        """A worker came to the end of the training."""
+    def worker_completed(self) -> None:
+        """A worker's training code completed the training."""
         self._is_complete = True
 
-    def exited(self, worker: Hand, event: WorkerExited) -> list[Instruction]:
-        """It was to end; how it did may still be the reason of an end that was announced before."""
-        failure, told, detail = event.failure, describe_exit(event.code), ""
-        was_silent = not self._departures.has_concluded(worker.name)
+    def worker_exited(self, worker: TrackedWorker, event: WorkerExited) -> list[Instruction]:
+        """Show how an expected exit went, and note it as a possible cause of the run's end."""
+        failure, text, detail = event.failure, describe_exit(event.code), ""
+        has_no_final_line = not self._departures.has_concluded(worker.name)
         if worker.is_killed or event.code == -SIGTERM:
-            told = worker.doom or "was stopped"
-        elif failure is not None and not failure.is_echo:
-            told = failure.summary
-            if not self._blame.will_be_shown(failure, self._outcome):
-                detail = self._blame.to_show(failure)
-        elif event.code == 0 and self._is_aborted and was_silent:
-            told = UNASKED
-            self._blame.died(f"{worker.name} {told}")
+            text = worker.failure_cause or "was stopped"
+        elif failure is not None and not failure.is_run_ended:
+            text = failure.summary
+            if not self._failures.is_shown_at_end(failure, self._outcome):
+                detail = self._failures.traceback_once(failure)
+        elif event.code == 0 and self._is_aborted and has_no_final_line:
+            text = UNASKED
+            self._failures.add_death(f"{worker.name} {text}")
         elif event.code < 0:
-            self._blame.died(f"{worker.name} {told}")
-        return [Say(f"{worker.name} {told}", Level.INFO, worker.name, detail)]
+            self._failures.add_death(f"{worker.name} {text}")
+        return [Say(f"{worker.name} {text}", Level.INFO, worker.name, detail)]
 
     def end(self, now: float) -> list[Instruction]:
-        """It is over as soon as everybody is down and hearsay had its time."""
-        if self._hearsay_until is not None and now >= self._hearsay_until:
-            self._hearsay_until = None
-        if self._outcome is None or self._staffing.workers or self._hearsay_until is not None:
+        """End the launcher once all workers have exited and the outcome needs no more confirmation."""
+        if self._unconfirmed_until is not None and now >= self._unconfirmed_until:
+            self._unconfirmed_until = None
+        if self._outcome is None or self._staffing.workers or self._unconfirmed_until is not None:
             return []
         self.phase = Phase.ENDED
         if self._outcome.code >= 128 and self._is_finished and self._is_complete:
             self._outcome = Outcome(0, "training finished while it was being stopped")
         if self._outcome.code == 1:
-            self._outcome = self._blame.explain(self._outcome, in_full=self._is_aborted)
+            self._outcome = self._failures.explain(self._outcome, with_deaths=self._is_aborted)
         return [StopCoordinator(), End(self._outcome)]
 
-    def _is_news(self) -> bool:
-        """Whether nothing but hearsay told of it before; there will be no more hearsay."""
-        was_hearsay, self._hearsay_until = self._hearsay_until is not None, None
-        return was_hearsay or self.phase is Phase.RUNNING
+    def _takes_coordinators_word(self) -> bool:
+        """Whether the coordinator decides the outcome: so far only a worker reported the end, or nobody did."""
+        was_unconfirmed, self._unconfirmed_until = self._unconfirmed_until is not None, None
+        return was_unconfirmed or self.phase is Phase.RUNNING
 
-    def _let_end(self, phase: Phase, outcome: Outcome, now: float) -> None:
-        """The run is over and the workers know; they end by themselves."""
+    def _await_exits(self, phase: Phase, outcome: Outcome, now: float) -> None:
+        """Decide the outcome and expect the workers, which know of it, to exit by themselves."""
         self._decide(phase, outcome)
         for worker in self._staffing.workers.values():
-            worker.await_end(now)
+            worker.await_exit(now)
 
     def _decide(self, phase: Phase, outcome: Outcome) -> None:
         self.phase, self._outcome = phase, outcome

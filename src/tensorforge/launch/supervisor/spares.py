@@ -1,41 +1,41 @@
-"""Which spare processes there are: workers to be, that have imported what takes long and wait."""
+"""Which spare processes exist. A spare has imported the heavy libraries and waits to become the next worker."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-DEATHS_TOLERATED = 2
-"""A script whose imports cannot be done ahead is started cold from then on."""
+EXITS_TOLERATED = 2
+"""After more exits of spares than this, no spare is started any more."""
 
 
 class Spares:
-    """The books of the spares. A spare bears the name of the worker that it will be."""
+    """Keeps track of the spares. A spare has the name of the worker that it will become."""
 
     def __init__(self, wanted: int, modules: tuple[str, ...]) -> None:
         self.modules = modules
         self._wanted = wanted if modules else 0
         self._waiting: set[str] = set()
-        self._deaths = 0
+        self._exits = 0
 
-    def missing(self, names: Sequence[str]) -> list[str]:
-        """Those of the next workers' names that have no process yet; it is to be started now."""
-        if self._deaths > DEATHS_TOLERATED:
+    def to_start(self, names: Sequence[str]) -> list[str]:
+        """The names among the next workers' for which a spare must be started now."""
+        if self._exits > EXITS_TOLERATED:
             return []
         found = [name for name in names[: self._wanted] if name not in self._waiting]
         self._waiting.update(found)
         return found
 
     def take(self, name: str) -> bool:
-        """Whether this worker's process waits already; from now on it is a worker."""
+        """Return whether a spare with this name waits; from now on it counts as a worker."""
         if name not in self._waiting:
             return False
         self._waiting.discard(name)
         return True
 
-    def ended(self, name: str) -> bool:
-        """A process ended; whether it was a spare."""
+    def exited(self, name: str) -> bool:
+        """A process exited; return whether it was a spare."""
         if name not in self._waiting:
             return False
         self._waiting.discard(name)
-        self._deaths += 1
+        self._exits += 1
         return True

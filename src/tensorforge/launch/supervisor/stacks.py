@@ -1,4 +1,4 @@
-"""Reading the stack that a worker dumped: is its training code at work, or waiting for others?"""
+"""Reading the stack that a worker dumped: does the training code compute, or wait for other workers?"""
 
 from __future__ import annotations
 
@@ -25,10 +25,7 @@ class Frame:
 
 
 def parse_stack(text: str) -> list[Frame]:
-    """The calls of the last stack in a `faulthandler` dump, the most recent first.
-
-    Lines that are no part of one are passed over.
-    """
+    """The calls of the last stack in a `faulthandler` dump, the most recent first; other lines are ignored."""
     frames: list[Frame] = []
     for line in text.splitlines():
         if line.endswith(_HEADING):
@@ -41,16 +38,16 @@ def parse_stack(text: str) -> list[Frame]:
 def is_waiting_for_peers(text: str) -> bool:
     """Whether the training code has done its part of the step and waits for the other workers.
 
-    Then it is not this worker that hangs. Without a recognisable stack the answer is no.
+    Such a worker does not hang. `False` if no stack of the script is found.
     """
     frames = parse_stack(text)
     return _runs_the_script(frames) and _waits(frames)
 
 
 def script_stack(text: str) -> str:
-    """What people want to see of a dump: the script's calls, without what started it.
+    """The part of a dump that people want to see: the script's calls, without those of the bootstrap.
 
-    If they cannot be told apart, the whole dump.
+    The whole dump if it has no call of the bootstrap.
     """
     frames = parse_stack(text)
     if not _runs_the_script(frames):
@@ -65,7 +62,7 @@ def _runs_the_script(frames: Iterable[Frame]) -> bool:
 
 
 def _waits(frames: Iterable[Frame]) -> bool:
-    """The most recent code that is no library's tells: ours, in a place that waits, or the user's."""
+    """Whether a waiting function of the training code comes before any code of the user."""
     for frame in frames:
         if _TRAINING in frame.file:
             if frame.function in _WAITING:

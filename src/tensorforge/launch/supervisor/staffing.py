@@ -1,4 +1,4 @@
-"""How many workers there are to be, who they are, and who is started or let go to make it so."""
+"""How many workers are wanted, which processes exist, and which to start or retire."""
 
 from __future__ import annotations
 
@@ -14,151 +14,158 @@ from tensorforge.launch.supervisor.instructions import (
 )
 from tensorforge.launch.supervisor.restart_budget import RestartBudget, backoff
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
-from tensorforge.launch.supervisor.tracked_worker import Hand
+from tensorforge.launch.supervisor.tracked_worker import TrackedWorker
 from tensorforge.wording import counted
 
 SHRINK_TIMEOUT = 10.0
-"""Seconds for the coordinator to let surplus workers go; it knows best which ones."""
+"""Seconds for the coordinator to release surplus workers, before the launcher retires the newest."""
 
 
 class Staffing:
-    """The workers of one run: those that are started here, and guests that joined from elsewhere.
+    """The workers of one run: local ones, started by this launcher, and remote ones, started elsewhere.
 
-    `target` local workers are wanted, and the policy's standbys beside them. One that failed is owed until
-    its backoff is over, or forfeited if the restart budget is spent. Guests come on top: of what operators
-    ask for, the guests are a part. Methods return what has to be done now; once it is closed, nobody is
-    started or asked for any more.
+    `target` local workers are wanted, and the policy's standbys in addition. A failed worker is replaced
+    after a backoff, or not at all once the restart budget is spent. The number that an operator sets includes
+    the remote workers. Methods return the instructions to carry out now. After `close` no worker is started
+    and no target is requested.
     """
 
     def __init__(self, policy: SupervisionPolicy, departures: Departures) -> None:
         self.target = policy.workers
-        self.workers: dict[str, Hand] = {}
+        self.workers: dict[str, TrackedWorker] = {}
         self.budget = RestartBudget(policy.max_restarts, policy.restart_window)
         self._policy = policy
         self._departures = departures
         self._count = 0
         self._names: set[str] = set()
-        self._guests: set[str] = set()
+        self._remote: set[str] = set()
         self._members: frozenset[str] = frozenset()
-        self._owed: list[float] = []
-        self._forfeited = 0
-        self._deaths_in_a_row = 0
-        self._shrink_at: float | None = None
+        self._restarts_at: list[float] = []
+        self._unreplaced = 0
+        self._failures_in_a_row = 0
+        self._retire_surplus_at: float | None = None
         self._is_closed = False
 
     @property
     def reachable(self) -> int:
-        """How many can train if nobody else fails."""
-        return min(self.target, self.target + self._policy.standbys - self._forfeited)
+        """How many local workers can train if no other worker fails."""
+        return min(self.target, self.target + self._policy.standbys - self._unreplaced)
 
     def next_names(self, count: int) -> list[str]:
-        """What the next workers will be called."""
+        """The names of the next workers to start."""
         return [f"worker-{self._count + number}" for number in range(count)]
 
-    def who_can_hang(self) -> list[str]:
-        """The members of whom progress is expected."""
+    def can_hang(self) -> list[str]:
+        """The members that must make progress."""
         everybody = self.workers.values()
         return [w.name for w in everybody if w.can_hang and w.name in self._members]
 
     def deadlines(self) -> Iterator[float]:
-        """When `reconcile`, or a worker's own `check`, may have something to do."""
-        yield from self._owed
-        if self._shrink_at is not None and not self._is_closed:
-            yield self._shrink_at
+        """The times at which `reconcile`, or a worker's `due`, may return instructions."""
+        yield from self._restarts_at
+        if self._retire_surplus_at is not None and not self._is_closed:
+            yield self._retire_surplus_at
         for worker in self.workers.values():
             yield from worker.deadlines()
 
     def close(self) -> None:
-        """The run comes to its end."""
+        """The run is ending: start no more workers."""
         self._is_closed = True
-        self._owed.clear()
+        self._restarts_at.clear()
         self._departures.clear()
 
-    # Who comes and who goes
+    # Workers that come and go
 
-    def joined(self, name: str) -> list[Instruction]:
-        """The coordinator knows this worker."""
+    def worker_joined(self, name: str) -> list[Instruction]:
+        """The coordinator lists this worker."""
         if name in self.workers:
-            self.workers[name].came_back()
-        elif name not in self._names and name not in self._guests:
-            self._guests.add(name)
-            return [Say(f"{name} joins from elsewhere", Level.INFO, name), *self._ask_for_all()]
+            self.workers[name].mark_joined()
+        elif name not in self._names and name not in self._remote:
+            self._remote.add(name)
+            return [
+                Say(f"{name} joins (started elsewhere)", Level.INFO, name),
+                *self._request_target(),
+            ]
         return []
 
-    def formed(self, members: tuple[str, ...]) -> None:
-        """These train now."""
+    def generation_formed(self, members: tuple[str, ...]) -> None:
+        """These are the members now."""
         self._members = frozenset(members)
         for name in members:
             if name in self.workers:
-                self.workers[name].came_back()
+                self.workers[name].mark_joined()
 
-    def lost(self, name: str, reason: str, now: float) -> list[Instruction]:
-        """The coordinator gave this worker up."""
+    def worker_lost(self, name: str, reason: str, now: float) -> list[Instruction]:
+        """The coordinator declared this worker lost."""
         if name in self.workers:
-            self.workers[name].was_lost(reason, now)
-        return self._guest_went(name)
+            self.workers[name].mark_lost(reason, now)
+        return self._remote_left(name)
 
-    def released(self, name: str, reason: str, now: float, *, surplus: bool) -> list[Instruction]:
-        """The coordinator let this worker go; `surplus`: the number that is wanted knows of it."""
+    def worker_released(
+        self, name: str, reason: str, now: float, *, surplus: bool
+    ) -> list[Instruction]:
+        """The coordinator released this worker; `surplus`: the target already counts this departure."""
         worker = self.workers.get(name)
         if self._is_closed or not self._departures.is_news(name):
             return []
-        done = self._guest_went(name, surplus=surplus)
+        done = self._remote_left(name, surplus=surplus)
         explained = self._departures.release(name)
         if worker is not None and not worker.leaving:
             done += worker.retire(now, tell=False)
         elif not explained:
             return done
-        return done + self._went(name, reason or f"{name} leaves as asked", known=surplus)
+        return done + self._departed(
+            name, reason or f"{name} leaves as asked", counted_in_target=surplus
+        )
 
-    def left(self, name: str) -> list[Instruction]:
-        """It left, says the worker alone; if fewer were asked for since, that may be why."""
-        enough = self._surplus() + len(self._owed) >= 0
-        return self._went(name, f"{name} left", known=enough)
+    def worker_left(self, name: str) -> list[Instruction]:
+        """Only the worker says that it left; with enough other workers, the target counts that already."""
+        enough = self._surplus() + len(self._restarts_at) >= 0
+        return self._departed(name, f"{name} left", counted_in_target=enough)
 
-    def _went(self, name: str, told: str, *, known: bool) -> list[Instruction]:
-        """One fewer is wanted, unless the number is known to count it, or it was no more than a standby."""
-        if known or (self._policy.standbys and name not in self._members):
-            return [Say(told, Level.INFO, name)]
+    def _departed(self, name: str, text: str, *, counted_in_target: bool) -> list[Instruction]:
+        """Lower the target by one, unless it already counts this departure or the worker was a standby."""
+        if counted_in_target or (self._policy.standbys and name not in self._members):
+            return [Say(text, Level.INFO, name)]
         self.target = self._within_limits(self.target - 1)
-        told += f"; {counted(self.target, 'worker')} wanted now"
-        return [*self._ask_for_all(), Say(told, Level.INFO, name)]
+        text += f"; {counted(self.target, 'worker')} wanted now"
+        return [*self._request_target(), Say(text, Level.INFO, name)]
 
-    def failed(self, now: float) -> bool:
-        """A worker failed; whether it is replaced, or else forfeited."""
-        self._deaths_in_a_row += 1
+    def worker_failed(self, now: float) -> bool:
+        """A worker failed; plan its replacement, or return False if the restart budget is spent."""
+        self._failures_in_a_row += 1
         is_replaced = self.budget.spend(now)
         if is_replaced:
-            self._owed.append(now + backoff(self._deaths_in_a_row))
+            self._restarts_at.append(now + backoff(self._failures_in_a_row))
         else:
-            self._forfeited += 1
+            self._unreplaced += 1
         return is_replaced
 
-    def committed(self) -> None:
-        """A step was committed: the next failure is the first in a row."""
-        self._deaths_in_a_row = 0
+    def step_committed(self) -> None:
+        """Count failures in a row from zero again."""
+        self._failures_in_a_row = 0
 
-    # How many there are to be
+    # How many workers are wanted
 
-    def asked_for(self, workers: int, now: float) -> list[Instruction]:
-        """Someone asked for another number of workers, guests included; that renews what was forfeited."""
-        wanted, before = self._within_limits(workers - len(self._guests)), self.target
+    def operator_wants(self, workers: int, now: float) -> list[Instruction]:
+        """An operator set the target, remote workers included; workers that were not replaced count again."""
+        wanted, before = self._within_limits(workers - len(self._remote)), self.target
         if wanted == before:
             return []
-        self.target, self._forfeited = wanted, 0
-        self._shrink_at = now + SHRINK_TIMEOUT
+        self.target, self._unreplaced = wanted, 0
+        self._retire_surplus_at = now + SHRINK_TIMEOUT
         return [Say(f"{counted(wanted, 'local worker')} wanted instead of {before}", Level.INFO)]
 
     def reconcile(self, now: float) -> list[Instruction]:
-        """Start whoever is missing; retire whoever is too many and was not let go by the coordinator."""
+        """Start missing workers; retire the surplus ones that the coordinator did not release in time."""
         missing = -self._surplus()
-        del self._owed[max(0, missing) :]
-        self._owed = [at for at in self._owed if at > now]
-        done = [self._start(now) for _ in range(missing - len(self._owed))]
+        del self._restarts_at[max(0, missing) :]
+        self._restarts_at = [at for at in self._restarts_at if at > now]
+        done = [self._start(now) for _ in range(missing - len(self._restarts_at))]
         if missing >= 0:
-            self._shrink_at = None
-        elif self._shrink_at is not None and now >= self._shrink_at:
-            self._shrink_at = None
+            self._retire_surplus_at = None
+        elif self._retire_surplus_at is not None and now >= self._retire_surplus_at:
+            self._retire_surplus_at = None
             for worker in self._live()[missing:]:
                 done += worker.retire(now)
         return done
@@ -167,34 +174,34 @@ class Staffing:
         (name,) = self.next_names(1)
         self._count += 1
         self._names.add(name)
-        self.workers[name] = Hand(name, self._policy, now)
+        self.workers[name] = TrackedWorker(name, self._policy, now)
         return StartWorker(name)
 
-    def _guest_went(self, name: str, *, surplus: bool = False) -> list[Instruction]:
-        if name not in self._guests:
+    def _remote_left(self, name: str, *, surplus: bool = False) -> list[Instruction]:
+        if name not in self._remote:
             return []
-        self._guests.discard(name)
+        self._remote.discard(name)
         gone = Say(f"{name} is gone", Level.INFO, name)
         if surplus:
-            # Of the number that is wanted, it was counted as a part that is not started here.
+            # The target of all workers stays as it is: a local worker takes the place of the remote one.
             self.target = self._within_limits(self.target + 1)
             return [gone]
-        return [gone, *self._ask_for_all()]
+        return [gone, *self._request_target()]
 
-    def _ask_for_all(self) -> list[Instruction]:
-        """Those who joined from elsewhere come on top of the workers that are started here."""
+    def _request_target(self) -> list[Instruction]:
+        """The coordinator's target: the local target plus the remote workers."""
         if self._is_closed:
             return []
-        return [SetTarget(self._policy.clamp(self.target + len(self._guests)))]
+        return [SetTarget(self._policy.clamp(self.target + len(self._remote)))]
 
     def _within_limits(self, local: int) -> int:
-        """The nearest number of local workers that the limits allow beside the guests."""
-        return max(0, self._policy.clamp(local + len(self._guests)) - len(self._guests))
+        """The nearest number of local workers that the limits allow beside the remote ones."""
+        return max(0, self._policy.clamp(local + len(self._remote)) - len(self._remote))
 
     def _surplus(self) -> int:
-        """How many more run, or may yet be explained, than are wanted."""
-        wanted = max(0, self.target + self._policy.standbys - self._forfeited)
+        """How many more workers than wanted there are; exits that await an explanation count as workers."""
+        wanted = max(0, self.target + self._policy.standbys - self._unreplaced)
         return len(self._live()) + len(self._departures) - wanted
 
-    def _live(self) -> list[Hand]:
+    def _live(self) -> list[TrackedWorker]:
         return [worker for worker in self.workers.values() if not worker.leaving]

@@ -1,23 +1,24 @@
-"""How a launched run is supervised."""
+"""The settings of the supervisor."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from tensorforge.errors import ConfigurationError
+from tensorforge.validation import whole_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisionPolicy:
-    """The supervisor's settings. A wrong value is a `ConfigurationError` at construction.
+    """How a launched run is supervised. A wrong value raises `ConfigurationError`.
 
-    `workers`: how many train at the start; `scale` changes it, between `min_workers` and `max_workers`.
-    `standbys`: how many more are kept warm to take the place of one that fails.
-    `max_restarts` within `restart_window` seconds: how many dead workers are replaced.
-    `hang_timeout`: seconds without progress after which a worker counts as hung; `None` for never.
-    `join_timeout`: seconds that a worker may take from its start to the coordinator; `None` for any.
-    `stop_timeout`: seconds that a graceful stop may take before the rest is killed.
-    `lost_timeout`: seconds that a worker which the coordinator gave up has to come back.
+    `workers`: the first target; `tensorforge scale` changes it between `min_workers` and `max_workers`.
+    `standbys`: how many more workers are connected, to take the place of one that fails.
+    `max_restarts` within `restart_window` seconds: how many failed workers are replaced.
+    `hang_timeout`: seconds without progress after which hung workers are searched for; `None`: never.
+    `join_timeout`: seconds within which a started worker must join; `None`: no limit.
+    `stop_timeout`: seconds after which workers that have not exited after a graceful stop are killed.
+    `lost_timeout`: seconds within which a worker that the coordinator declared lost must rejoin.
     """
 
     workers: int = 1
@@ -51,9 +52,7 @@ class SupervisionPolicy:
 
     def _at_least(self, name: str, least: int, why: str = "") -> None:
         value = getattr(self, name)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise ConfigurationError(name, value, "must be a whole number")
-        if value < least:
+        if whole_number(name, value) < least:
             raise ConfigurationError(name, value, f"must be at least {least}{why}")
 
     def clamp(self, workers: int) -> int:

@@ -1,22 +1,21 @@
-"""Who is started, replaced and retired, and when it is over: events in, instructions out.
+"""Decides which workers are started, replaced and retired, and when the run is over.
 
-The supervisor reads no clock and touches no process: `handle(event, now)` returns what the shell has to
-do, and `deadline()` says when it wants to be woken with a `Tick` at the latest.
+The supervisor reads no clock and touches no process: `handle(event, now)` returns the instructions for the
+launcher, and `deadline()` says when the launcher must send a `Tick` at the latest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, ClassVar
+from collections.abc import Iterator
 
-from tensorforge.launch.supervisor.coordinator_restart import CoordinatorCare
+from tensorforge.cluster.committed_step import CommittedStep
+from tensorforge.launch.supervisor.coordinator_restart import CoordinatorRestart
 from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
     CoordinatorStarted,
     Event,
     GenerationFormed,
     StacksDumped,
-    StepCommitted,
     StopRequested,
     TargetChanged,
     TrainingAborted,
@@ -30,8 +29,8 @@ from tensorforge.launch.supervisor.events import (
 )
 from tensorforge.launch.supervisor.exit_codes import UserFailure, describe_exit
 from tensorforge.launch.supervisor.exit_reasons import UNASKED, Departures
-from tensorforge.launch.supervisor.failures import Blame
-from tensorforge.launch.supervisor.hangs import HangWatch
+from tensorforge.launch.supervisor.failures import FailureLog
+from tensorforge.launch.supervisor.hangs import HangDetector
 from tensorforge.launch.supervisor.instructions import (
     DumpStacks,
     Instruction,
@@ -41,7 +40,7 @@ from tensorforge.launch.supervisor.instructions import (
     SetTarget,
     StartCoordinator,
 )
-from tensorforge.launch.supervisor.shutdown import Ending, Phase
+from tensorforge.launch.supervisor.shutdown import Phase, Shutdown
 from tensorforge.launch.supervisor.stacks import script_stack
 from tensorforge.launch.supervisor.staffing import Staffing
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
@@ -54,17 +53,17 @@ class Supervisor:
         self._policy = policy
         self._departures = Departures()
         self._staffing = Staffing(policy, self._departures)
-        self._hangs = HangWatch(policy.hang_timeout)
-        self._blame = Blame()
-        self._ending = Ending(policy, self._staffing, self._departures, self._blame)
+        self._hangs = HangDetector(policy.hang_timeout)
+        self._failures = FailureLog()
+        self._shutdown = Shutdown(policy, self._staffing, self._departures, self._failures)
         self._ever_joined = False
-        self._care = CoordinatorCare()
+        self._coordinator = CoordinatorRestart()
         self._out: list[Instruction] = []
 
     @property
     def phase(self) -> Phase:
-        """Where the run stands."""
-        return self._ending.phase
+        """The phase of the run."""
+        return self._shutdown.phase
 
     @property
     def target(self) -> int:
@@ -73,25 +72,21 @@ class Supervisor:
 
     @property
     def workers(self) -> tuple[str, ...]:
-        """The workers whose processes are taken to run, in the order of their start."""
+        """The workers whose processes run as far as the supervisor knows, in the order of their start."""
         return tuple(self._staffing.workers)
 
     @property
     def is_settled(self) -> bool:
-        """Whether everybody who was started is with the coordinator: nothing is waited for."""
+        """Whether all workers that were started have joined or are leaving."""
         everybody = self._staffing.workers.values()
         return self.phase is Phase.RUNNING and all(w.joined or w.leaving for w in everybody)
 
     def next_names(self, count: int) -> list[str]:
-        """What the next workers will be called."""
+        """The names of the next workers to start."""
         return self._staffing.next_names(count)
 
-    def restarts_left(self, now: float) -> int:
-        """What is left of the restart budget."""
-        return self._staffing.budget.left(now)
-
     def begin(self) -> list[Instruction]:
-        """Start: the coordinator comes first, the workers as soon as its address is known."""
+        """Start the coordinator; the workers follow once its address is known."""
         return [StartCoordinator()]
 
     def handle(self, event: Event, now: float) -> list[Instruction]:
@@ -99,35 +94,72 @@ class Supervisor:
         self._out = []
         if self.phase is Phase.ENDED:
             return []
-        handler = self._HANDLERS.get(type(event))
-        if handler is not None:
-            handler(self, event, now)
+        self._handle_worker(event, now)
+        self._handle_run(event, now)
         self._check_deadlines(now)
-        if self.phase is Phase.RUNNING and self._care.is_known:
+        if self.phase is Phase.RUNNING and self._coordinator.has_served:
             self._out += self._staffing.reconcile(now)
-        self._out += self._ending.end(now)
+        self._out += self._shutdown.end(now)
         return self._out
 
     def deadline(self) -> float | None:
-        """The time at which something is due even if nothing happens."""
+        """The time of the next `Tick` that is needed even if nothing else happens."""
         return None if self.phase is Phase.ENDED else min(self._deadlines(), default=None)
 
     def _deadlines(self) -> Iterator[float]:
         yield from self._staffing.deadlines()
         yield from self._departures.deadlines()
-        if self._care.due is not None:
-            yield self._care.due
-        yield from self._ending.deadlines()
+        if self._coordinator.restart_at is not None:
+            yield self._coordinator.restart_at
+        yield from self._shutdown.deadlines()
         hang = self._hangs.deadline()
         if hang is not None and self.phase is Phase.RUNNING:
             yield hang
 
-    # What happened
+    def _handle_worker(self, event: Event, now: float) -> None:
+        match event:
+            case WorkerJoined(worker):
+                self._ever_joined = True
+                self._out += self._staffing.worker_joined(worker)
+                self._hangs.progressed(now, committed=False)
+            case WorkerLost(worker, reason):
+                self._out += self._staffing.worker_lost(worker, reason, now)
+            case WorkerReleased(worker, reason, surplus):
+                self._out += self._staffing.worker_released(worker, reason, now, surplus=surplus)
+            case WorkerConcluded(worker, outcome):
+                if outcome == "complete":
+                    self._shutdown.worker_completed()
+                self._departures.concluded(worker, outcome)
+            case WorkerExited():
+                self._worker_exited(event, now)
+            case StacksDumped(worker, text):
+                self._stack_arrived(worker, text)
+
+    def _handle_run(self, event: Event, now: float) -> None:
+        match event:
+            case CoordinatorStarted():
+                self._coordinator_started(event, now)
+            case CoordinatorExited():
+                self._coordinator_exited(event, now)
+            case CommittedStep():
+                self._step_committed(now)
+            case TrainingResumed():
+                self._training_resumed(event, now)
+            case GenerationFormed():
+                self._generation_formed(event, now)
+            case TargetChanged(workers):
+                self._out += self._staffing.operator_wants(workers, now)
+            case TrainingFinished(reason):
+                self._shutdown.finished(reason, now)
+            case TrainingAborted(reason):
+                self._shutdown.aborted(reason, now)
+            case StopRequested(signal):
+                self._out += self._shutdown.interrupted(signal, now)
 
     def _coordinator_started(self, event: CoordinatorStarted, now: float) -> None:
         self._say(f"coordinator at {event.address}", Level.INFO)
         self._departures.coordinator_is(True, now)
-        if self._care.serves(now):
+        if self._coordinator.serving(now):
             # A journal from an earlier launch may ask for another number.
             self._out.append(SetTarget(self.target))
 
@@ -135,159 +167,112 @@ class Supervisor:
         said = f": {event.reason}" if event.reason else ""
         what = f"the coordinator {describe_exit(event.code)}{said}"
         self._departures.coordinator_is(False, now)
-        if not self._care.is_known and event.reason:
-            told = f"the coordinator did not start: {event.reason}"
-            self._out += self._ending.stop(Outcome(1, told), now)
+        if not self._coordinator.has_served and event.reason:
+            text = f"the coordinator did not start: {event.reason}"
+            self._out += self._shutdown.stop(Outcome(1, text), now)
             return
-        if not self._care.died(now):
-            told = f"{what}; it does not stay up"
-            self._out += self._ending.stop(Outcome(1, told), now, graceful=self._ever_joined)
+        if not self._coordinator.exited(now):
+            text = f"{what}; it keeps exiting"
+            self._out += self._shutdown.stop(Outcome(1, text), now, graceful=self._ever_joined)
             return
-        self._say(f"{what}; it is started again on its journal, training goes on", Level.WARNING)
-
-    def _worker_joined(self, event: WorkerJoined, now: float) -> None:
-        self._ever_joined = True
-        self._out += self._staffing.joined(event.worker)
-        self._hangs.moved(now, forward=False)
-
-    def _worker_lost(self, event: WorkerLost, now: float) -> None:
-        self._out += self._staffing.lost(event.worker, event.reason, now)
-
-    def _worker_released(self, event: WorkerReleased, now: float) -> None:
-        name, reason = event.worker, event.reason
-        self._out += self._staffing.released(name, reason, now, surplus=event.surplus)
-
-    def _worker_concluded(self, event: WorkerConcluded, _now: float) -> None:
-        if event.outcome == "complete":
-            self._ending.completed()
-        self._departures.concluded(event.worker, event.outcome)
+        self._say(f"{what}; it is restarted on its journal, training continues", Level.WARNING)
 
     def _worker_exited(self, event: WorkerExited, now: float) -> None:
         worker = self._staffing.workers.pop(event.worker, None)
         if worker is None:
             return
         if event.failure is not None:
-            self._blame.raised(worker.name, event.failure)
+            self._failures.add_exception(worker.name, event.failure)
         if self.phase is not Phase.RUNNING or worker.leaving:
-            self._out += self._ending.exited(worker, event)
-        elif worker.doom is not None:
-            self._failed(worker.name, worker.doom, None, now)
+            self._out += self._shutdown.worker_exited(worker, event)
+        elif worker.failure_cause is not None:
+            self._failed(worker.name, worker.failure_cause, None, now)
         elif event.code == 0:
             self._departures.exited(worker.name, now, anybody_joined=self._ever_joined)
         else:
             self._failed(worker.name, describe_exit(event.code), event.failure, now)
 
-    def _step_committed(self, _event: StepCommitted, now: float) -> None:
-        self._staffing.committed()
-        self._blame.committed()
+    def _step_committed(self, now: float) -> None:
+        self._staffing.step_committed()
+        self._failures.step_committed()
         self._ever_joined = True
-        self._hangs.moved(now)
+        self._hangs.progressed(now)
 
     def _training_resumed(self, event: TrainingResumed, now: float) -> None:
-        self._hangs.moved(now)
-        told = f"training goes on from the checkpoint of step {event.step}"
+        self._hangs.progressed(now)
+        text = f"training continues from the checkpoint of step {event.step}"
         if event.step < 0:
-            told = "training starts again from the beginning, for there is no checkpoint"
+            text = "training starts from the beginning because there is no checkpoint"
         if event.before is None:
-            self._say(told, Level.INFO)
+            self._say(text, Level.INFO)
         else:
-            lost = f"all workers that had come to step {event.before} are gone"
-            self._say(f"{lost}; {told}", Level.WARNING)
+            lost = f"all workers with the state of step {event.before} are gone"
+            self._say(f"{lost}; {text}", Level.WARNING)
 
     def _generation_formed(self, event: GenerationFormed, now: float) -> None:
         self._ever_joined = True
-        self._staffing.formed(event.members)
-        self._hangs.moved(now, forward=False)
+        self._staffing.generation_formed(event.members)
+        self._hangs.progressed(now, committed=False)
 
-    def _target_changed(self, event: TargetChanged, now: float) -> None:
-        self._out += self._staffing.asked_for(event.workers, now)
-
-    def _training_finished(self, event: TrainingFinished, now: float) -> None:
-        self._ending.finished(event.reason, now)
-
-    def _training_aborted(self, event: TrainingAborted, now: float) -> None:
-        self._ending.aborted(event.reason, now)
-
-    def _stop_requested(self, event: StopRequested, now: float) -> None:
-        self._out += self._ending.interrupted(event.signal, now)
-
-    def _stacks_dumped(self, event: StacksDumped, _now: float) -> None:
-        self._hangs.dumped(event.worker, event.text)
-        worker = self._staffing.workers.get(event.worker)
+    def _stack_arrived(self, name: str, text: str) -> None:
+        self._hangs.stack_arrived(name, text)
+        worker = self._staffing.workers.get(name)
         if worker is not None:
-            self._out += worker.dumped(script_stack(event.text))
-
-    _HANDLERS: ClassVar[Mapping[type, Callable[[Any, Any, float], None]]] = {
-        CoordinatorStarted: _coordinator_started,
-        CoordinatorExited: _coordinator_exited,
-        WorkerJoined: _worker_joined,
-        WorkerLost: _worker_lost,
-        WorkerReleased: _worker_released,
-        WorkerConcluded: _worker_concluded,
-        WorkerExited: _worker_exited,
-        StepCommitted: _step_committed,
-        TrainingResumed: _training_resumed,
-        GenerationFormed: _generation_formed,
-        TargetChanged: _target_changed,
-        TrainingFinished: _training_finished,
-        TrainingAborted: _training_aborted,
-        StopRequested: _stop_requested,
-        StacksDumped: _stacks_dumped,
-    }
-
-    # What follows from it
+            self._out += worker.stack_arrived(script_stack(text))
 
     def _failed(self, name: str, what: str, failure: UserFailure | None, now: float) -> None:
-        told = f"{name} {what if failure is None else failure.summary}"
+        text = f"{name} {what if failure is None else failure.summary}"
         if failure is None:
-            self._blame.died(told)
-        elif failure.is_echo:
-            self._ending.heard(failure.message, now)
+            self._failures.add_death(text)
+        elif failure.is_run_ended:
+            self._shutdown.reported_by_worker(failure.message, now)
             return
-        elif (recurs := self._blame.came_before(failure)) or not self._ever_joined:
-            # The same exception twice is a bug, not bad luck; one before any training is one too.
-            outcome = Outcome(1, told + (", again" if recurs else ""), name, failure)
-            self._out += self._ending.stop(outcome, now, graceful=self._ever_joined)
+        elif (recurs := self._failures.is_repeated(failure)) or not self._ever_joined:
+            # The same exception twice is a bug, and so is one before any worker has joined.
+            outcome = Outcome(1, text + (", again" if recurs else ""), name, failure)
+            self._out += self._shutdown.stop(outcome, now, graceful=self._ever_joined)
             return
         budget = self._staffing.budget
-        if self._staffing.failed(now):
+        if self._staffing.worker_failed(now):
             left = f"{budget.left(now)} of {budget.limit} restarts left"
-            detail = self._blame.to_show(failure)
-            self._say(f"{told}; it is replaced ({left})", Level.WARNING, name, detail)
+            detail = self._failures.traceback_once(failure)
+            self._say(f"{text}; it is replaced ({left})", Level.WARNING, name, detail)
             return
-        told += f"; the restart budget is spent ({budget.limit} in {budget.window:g} s)"
+        text += f"; the restart budget is spent ({budget.limit} in {budget.window:g} s)"
         if self._staffing.reachable < self._policy.min_workers:
             least = f"fewer than min_workers ({self._policy.min_workers}) are left"
-            self._out += self._ending.stop(Outcome(1, f"{told} and {least}", name, failure), now)
+            self._out += self._shutdown.stop(Outcome(1, f"{text} and {least}", name, failure), now)
         else:
             rest = f"going on with {self._staffing.reachable}"
-            self._say(f"{told}, {rest}", Level.WARNING, name, self._blame.to_show(failure))
+            self._say(
+                f"{text}, {rest}", Level.WARNING, name, self._failures.traceback_once(failure)
+            )
 
     def _check_deadlines(self, now: float) -> None:
-        if self._care.is_due(now):
+        if self._coordinator.take_due(now):
             self._out.append(StartCoordinator())
         for worker in list(self._staffing.workers.values()):
-            self._out += worker.check(now)
+            self._out += worker.due(now)
         for name in self._departures.overdue(now):
             if self._departures.left_by_itself(name):
-                self._out += self._staffing.left(name)
+                self._out += self._staffing.worker_left(name)
             else:
-                self._ended_unasked(name, now)
+                self._exited_unexplained(name, now)
         if self.phase is Phase.RUNNING:
             self._check_progress(now)
 
-    def _ended_unasked(self, name: str, now: float) -> None:
+    def _exited_unexplained(self, name: str, now: float) -> None:
         if not self._ever_joined:
             reason = (
                 f"{name} ended without training: the script must open a run of tensorforge.train "
                 "and step through it"
             )
-            self._out += self._ending.stop(Outcome(1, reason, name), now, graceful=False)
+            self._out += self._shutdown.stop(Outcome(1, reason, name), now, graceful=False)
             return
         self._failed(name, UNASKED, None, now)
 
     def _check_progress(self, now: float) -> None:
-        for name in self._hangs.overdue(self._staffing.who_can_hang(), now):
+        for name in self._hangs.workers_to_ask(self._staffing.can_hang(), now):
             self._out.append(DumpStacks(name))
         verdict = self._hangs.verdict(now)
         if verdict is None:
@@ -296,14 +281,14 @@ class Supervisor:
         for name in verdict.hung:
             if name in self._staffing.workers:
                 stack = script_stack(verdict.stacks.get(name, ""))
-                self._out += self._staffing.workers[name].fail(f"hangs: {silent}", stack)
+                self._out += self._staffing.workers[name].kill_as_failed(f"hangs: {silent}", stack)
         if not verdict.hung and verdict.in_a_row == 1:
             self._say(f"{silent}: every worker waits for the others", Level.WARNING)
             for name, text in sorted(verdict.stacks.items()):
                 self._say(f"where {name} waits", Level.INFO, name, script_stack(text))
         elif not verdict.hung:
             reason = f"{silent}, twice in a row, and every worker waits for the others"
-            self._out += self._ending.stop(Outcome(1, reason), now)
+            self._out += self._shutdown.stop(Outcome(1, reason), now)
 
     def _say(self, text: str, level: Level, worker: str | None = None, detail: str = "") -> None:
         self._out.append(Say(text, level, worker, detail))

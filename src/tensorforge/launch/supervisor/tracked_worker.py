@@ -1,4 +1,4 @@
-"""One worker's process in the supervisor's books: what was asked of it, and how long it may take."""
+"""One worker's process as the supervisor tracks it: what it was asked to do, and by when."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 
 @dataclass(slots=True)
-class Hand:
+class TrackedWorker:
     """A worker's process from its start to its exit.
 
-    `joined`: the coordinator has known it. `leaving`: its exit is expected and no failure. `doom`: why it
-    is, or will be, killed as a failure. Methods return what has to be done now.
+    `joined`: the coordinator has listed the worker at least once. `leaving`: its exit is expected and not a
+    failure. `failure_cause`: why the worker was, or will be, killed as failed. Methods return the
+    instructions to carry out now.
     """
 
     name: str
@@ -31,33 +32,35 @@ class Hand:
     started_at: float
     joined: bool = False
     leaving: bool = False
-    doom: str | None = None
+    failure_cause: str | None = None
     _lost: tuple[float, str] | None = None
-    _nudge_at: float | None = None
+    _retire_at: float | None = None
     _kill_at: float | None = None
     _is_killed: bool = False
 
     @property
     def can_hang(self) -> bool:
-        """Whether progress is expected of it."""
-        return self.joined and not self.leaving and self._lost is None and self.doom is None
+        """Whether this worker must make progress, so that it can hang."""
+        return (
+            self.joined and not self.leaving and self._lost is None and self.failure_cause is None
+        )
 
     @property
     def is_killed(self) -> bool:
-        """Whether it was the launcher that ended it."""
+        """Whether the launcher killed this worker."""
         return self._is_killed
 
-    def came_back(self) -> None:
-        """The coordinator knows it (again)."""
+    def mark_joined(self) -> None:
+        """The coordinator lists the worker, for the first time or again."""
         self.joined, self._lost = True, None
 
-    def was_lost(self, reason: str, now: float) -> None:
-        """The coordinator gave it up; it has some time to come back."""
-        if not self.leaving and self.doom is None and self._lost is None:
+    def mark_lost(self, reason: str, now: float) -> None:
+        """The coordinator declared the worker lost; it is killed unless it rejoins within `lost_timeout`."""
+        if not self.leaving and self.failure_cause is None and self._lost is None:
             self._lost = (now, reason)
 
     def retire(self, now: float, *, tell: bool = True) -> list[Instruction]:
-        """It shall leave; with `tell=False` somebody else has told it already."""
+        """Make the worker leave, and kill it after `stop_timeout`; `tell=False`: it knows already."""
         if self.leaving:
             return []
         self.leaving = True
@@ -65,45 +68,45 @@ class Hand:
         return [Retire(self.name)] if tell else []
 
     def stop(self, now: float) -> list[Instruction]:
-        """Training shall stop together; who cannot take part in that is asked to leave half-way."""
-        if self.doom is not None:
+        """Stop training with the other workers; a worker that is no member is asked to leave instead."""
+        if self.failure_cause is not None:
             return self.kill()
         if self.leaving or not self.joined:
             return self.retire(now)
-        self.await_end(now)
+        self.await_exit(now)
         return [StopTraining(self.name)]
 
-    def await_end(self, now: float) -> None:
-        """It ends by itself, but not for ever; half-way it is asked to leave."""
+    def await_exit(self, now: float) -> None:
+        """Expect the worker to exit by itself; ask it to leave at half of `stop_timeout`, then kill it."""
         self.leaving = True
-        self._nudge_at = now + self.policy.stop_timeout / 2
+        self._retire_at = now + self.policy.stop_timeout / 2
         self._kill_at = now + self.policy.stop_timeout
 
-    def fail(self, cause: str, detail: str = "") -> list[Instruction]:
-        """Kill it for this cause; `detail` shows more of it."""
-        if self.doom is not None:
+    def kill_as_failed(self, cause: str, detail: str = "") -> list[Instruction]:
+        """Kill the worker and show the cause; `detail`: lines to show below it."""
+        if self.failure_cause is not None:
             return []
-        self.doom = cause
-        told = Say(f"{self.name} {cause}; it is killed", Level.WARNING, self.name, detail)
-        return [told, *self.kill()]
+        self.failure_cause = cause
+        notice = Say(f"{self.name} {cause}; it is killed", Level.WARNING, self.name, detail)
+        return [notice, *self.kill()]
 
-    def dumped(self, text: str) -> list[Instruction]:
-        """Its stacks are there; if only they were waited for, that was it."""
-        if self.doom is None or self._kill_at is None:
+    def stack_arrived(self, text: str) -> list[Instruction]:
+        """The stack dump has arrived; if the kill was waiting only for it, kill now."""
+        if self.failure_cause is None or self._kill_at is None:
             return []
-        told = f"{self.name} {self.doom}; it is killed"
-        return [Say(told, Level.WARNING, self.name, text), *self.kill()]
+        notice = f"{self.name} {self.failure_cause}; it is killed"
+        return [Say(notice, Level.WARNING, self.name, text), *self.kill()]
 
     def kill(self) -> list[Instruction]:
-        """End it now."""
+        """Kill the worker now."""
         self._is_killed = True
-        self._kill_at = self._nudge_at = self._lost = None
+        self._kill_at = self._retire_at = self._lost = None
         return [Kill(self.name)]
 
     def deadlines(self) -> Iterator[float]:
-        """When `check` may have something to do."""
-        if self._nudge_at is not None:
-            yield self._nudge_at
+        """The times at which `due` may return instructions."""
+        if self._retire_at is not None:
+            yield self._retire_at
         if self._kill_at is not None:
             yield self._kill_at
         elif self._lost is not None:
@@ -115,25 +118,29 @@ class Hand:
     def _must_join(self) -> bool:
         return not (self.joined or self.leaving or self._is_killed)
 
-    def check(self, now: float) -> list[Instruction]:
-        """What is due."""
+    def due(self, now: float) -> list[Instruction]:
+        """The instructions whose time has come."""
         done: list[Instruction] = []
-        if self._nudge_at is not None and now >= self._nudge_at:
-            self._nudge_at = None
+        if self._retire_at is not None and now >= self._retire_at:
+            self._retire_at = None
             done.append(Retire(self.name))
         if self._kill_at is not None:
-            return done + (self._run_out() if now >= self._kill_at else [])
+            return done + (self._kill_overdue() if now >= self._kill_at else [])
         if self._lost is not None:
             since, reason = self._lost
             late = now >= since + self.policy.lost_timeout
-            return self.fail(f"was given up by the coordinator ({reason})") if late else []
+            return (
+                self.kill_as_failed(f"was declared lost by the coordinator ({reason})")
+                if late
+                else []
+            )
         timeout = self.policy.join_timeout
         if self._must_join and timeout is not None and now >= self.started_at + timeout:
-            self.doom = f"did not join within {timeout:g} s"
+            self.failure_cause = f"did not join within {timeout:g} s"
             self._kill_at = now + DUMP_TIMEOUT
             return [DumpStacks(self.name)]
         return done
 
-    def _run_out(self) -> list[Instruction]:
-        told = Say(f"{self.name} did not end in time and is killed", Level.WARNING, self.name)
-        return [*([told] if self.doom is None else []), *self.kill()]
+    def _kill_overdue(self) -> list[Instruction]:
+        notice = Say(f"{self.name} did not exit in time and is killed", Level.WARNING, self.name)
+        return [*([notice] if self.failure_cause is None else []), *self.kill()]

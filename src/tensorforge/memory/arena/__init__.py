@@ -1,1 +1,1 @@
-"""Memory as real bytes: tensors lent from one reused buffer."""
+"""Real memory: one torch storage lent out as blocks, and as tensors over them."""

@@ -1,4 +1,4 @@
-"""One torch storage and the three things an arena does with it: slice, move, show as a tensor."""
+"""The memory of an arena: one torch storage that is sliced, moved within, and viewed as tensors."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ _system.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class RawMemory:
-    """`capacity` bytes on a device; offset 0 has an address that is a multiple of `alignment`.
+    """`capacity` bytes on a device; the address of offset 0 is a multiple of `alignment`.
 
-    With `huge_pages` the system is asked to back memory on the CPU with pages of 2 MiB: they are filled in
-    faster, and a disk takes them in fewer pieces. Where it has none, ordinary pages do.
+    `huge_pages` asks the system for pages of 2 MiB for memory on the CPU. They take fewer page faults, and
+    a disk transfers them in fewer requests. A system without them uses ordinary pages.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class RawMemory:
             _ask_for_huge_pages(self._storage.data_ptr(), self._storage.nbytes())
 
     def slice(self, offset: int, nbytes: int) -> torch.UntypedStorage:
-        """A storage of its own over `nbytes` of this memory, which it keeps alive."""
+        """A new storage over `nbytes` of this memory, which it keeps alive."""
         start = self._base + offset
         return cast("torch.UntypedStorage", self._storage[start : start + nbytes])
 
@@ -56,7 +56,7 @@ class RawMemory:
         return empty.set_(part, 0, tuple(shape), _strides(shape))
 
     def move(self, move: Move) -> None:
-        """Carry out one move of a compaction."""
+        """Copy a block's bytes to its destination."""
         source, destination = self._base + move.source, self._base + move.destination
         if self.device.type == "cpu":
             address = self._storage.data_ptr()
@@ -65,7 +65,7 @@ class RawMemory:
             move_in_chunks(self._storage, source, destination, move.size)
 
     def release(self) -> None:
-        """Let the memory go; slices that are still in use keep it."""
+        """Release the memory; slices that are still in use keep it alive."""
         self._storage = torch.empty(0, dtype=torch.uint8).untyped_storage()
         self._base = 0
 
@@ -73,9 +73,9 @@ class RawMemory:
 def move_in_chunks(
     storage: torch.UntypedStorage, source: int, destination: int, size: int, chunk: int = _CHUNK
 ) -> None:
-    """Move bytes down inside a storage on any device, although the two ranges may overlap.
+    """Move bytes to a lower offset of a storage on any device; the two ranges may overlap.
 
-    torch refuses to copy between overlapping ranges, so each chunk goes through a copy of its own.
+    torch refuses to copy between overlapping ranges, so each chunk is copied through a clone.
     """
     for done in range(0, size, chunk):
         length = min(chunk, size - done)
@@ -89,18 +89,18 @@ def _reserve(nbytes: int, device: torch.device, pin_memory: bool) -> torch.Untyp
     except (RuntimeError, AssertionError) as error:
         if "allocate" in str(error) or "out of memory" in str(error):
             raise CapacityError(
-                f"{device} has no {nbytes} bytes for an arena: {error}",
+                f"{device} cannot allocate {nbytes} bytes for an arena: {error}",
                 requested=nbytes,
                 available=0,
             ) from error
         raise InvalidInputError(
-            f"no arena on {device} with pin_memory={pin_memory}: {error}"
+            f"cannot create an arena on {device} with pin_memory={pin_memory}: {error}"
         ) from error
     return memory.untyped_storage()
 
 
 def _ask_for_huge_pages(address: int, nbytes: int) -> None:
-    """It is advice: a system that cannot or will not is left alone."""
+    """Advise the system to use huge pages; if it cannot, nothing happens."""
     advice = getattr(mmap, "MADV_HUGEPAGE", None)
     start = -(-address // HUGE_PAGE) * HUGE_PAGE
     length = (address + nbytes - start) // HUGE_PAGE * HUGE_PAGE
@@ -109,7 +109,7 @@ def _ask_for_huge_pages(address: int, nbytes: int) -> None:
 
 
 def bytes_of(shape: Sequence[int], dtype: torch.dtype) -> int:
-    """The bytes of a contiguous tensor."""
+    """The number of bytes of a contiguous tensor."""
     if any(length < 0 for length in shape):
         raise InvalidInputError(f"shape = {tuple(shape)}: a length must not be negative")
     return math.prod(shape) * dtype.itemsize

@@ -1,1 +1,1 @@
-"""Memory as bookkeeping: blocks, free space, eviction, defragmentation. Pure."""
+"""Pure bookkeeping of memory: where blocks are, which are evicted or moved. No lock, no clock, no bytes."""

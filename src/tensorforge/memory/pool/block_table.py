@@ -1,6 +1,6 @@
-"""The bookkeeping of a pool: which block is where, in which state, and what may make room.
+"""The blocks of a pool: where each is, its status, and which may be evicted to make room.
 
-A `BlockTable` is a pure machine: it reads no clock and takes no lock; its owner does.
+A `BlockTable` takes no lock and reads no clock; its owner does.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _FREE_PREFIX = "free-"
 
 
 class _Block:
-    """The table's own record of a block in use."""
+    """The mutable record of a block in use."""
 
     __slots__ = (
         "alignment",
@@ -70,10 +70,10 @@ class _Block:
 
 
 class BlockTable:
-    """The blocks of `[0, capacity)`: in use or free, without overlap, without a gap.
+    """The blocks of `[0, capacity)`, in use or free, without overlap and without gaps.
 
-    Requests of less than `small_block` bytes are placed at the top end of their hole, so that
-    short-lived small blocks do not settle between large ones.
+    Requests of less than `small_block` bytes are placed at the top end of their hole, so that small blocks
+    do not lie between large ones.
     """
 
     def __init__(self, capacity: int, *, small_block: int = 0) -> None:
@@ -89,19 +89,19 @@ class BlockTable:
 
     @property
     def capacity(self) -> int:
-        """All bytes, in use or free."""
+        """The number of all bytes, in use or free."""
         return self._capacity
 
     @property
     def in_use(self) -> int:
-        """The bytes of all blocks in use."""
+        """The number of bytes of all blocks in use."""
         return self._capacity - self._space.free_bytes
 
     def allocate(self, request: AllocationRequest, now: float) -> AllocationResult:
-        """Serve a request by best fit; evict cached blocks if, and only if, that makes room."""
-        complaint = request.complaint()
-        if complaint is not None:
-            return AllocationResult(False, error=complaint)
+        """Serve a request by best fit; without room, evict cached blocks if that makes room."""
+        problem = request.problem()
+        if problem is not None:
+            return AllocationResult(False, error=problem)
         size = align_up(request.size, request.alignment)
         from_top = size < self._small_block
         offset = self._space.take(size, request.alignment, from_top=from_top)
@@ -113,12 +113,12 @@ class BlockTable:
             for block_id in evicted:
                 self.free(block_id)
             offset = self._space.take(size, request.alignment, from_top=from_top)
-            assert offset is not None, "an evicted window has room"  # noqa: S101  an invariant
+            assert offset is not None, "an evicted run has room"  # noqa: S101  an invariant
         block = self._enter(request, offset, size, now)
         return AllocationResult(True, block.block_id, offset, size, None, evicted)
 
     def free(self, block_id: str) -> int:
-        """Return a block in use to the free space and answer its size."""
+        """Free a block in use and return its size."""
         block = self._require(block_id)
         self._set_status(block, BlockStatus.FREE)
         del self._blocks[block_id]
@@ -130,21 +130,21 @@ class BlockTable:
         return block.size
 
     def mark_cached(self, block_id: str) -> None:
-        """Let the block be evicted when room is needed."""
+        """Allow the eviction of the block when room is needed."""
         block = self._require(block_id)
         self._set_status(block, BlockStatus.CACHED)
         self._note_use(block)
 
     def pin(self, block_id: str) -> None:
-        """Keep the block where it is, and from being evicted."""
+        """Forbid that the block is moved or evicted."""
         self._set_status(self._require(block_id), BlockStatus.PINNED)
 
     def unpin(self, block_id: str) -> None:
-        """Let the block be moved again."""
+        """Allow again that the block is moved."""
         self._set_status(self._require(block_id), BlockStatus.ALLOCATED)
 
     def touch(self, block_id: str, now: float) -> None:
-        """Note an access; an older time than the last one changes nothing."""
+        """Record an access; a time before the last access changes nothing."""
         block = self._require(block_id)
         if now <= block.last_accessed:
             return
@@ -153,9 +153,9 @@ class BlockTable:
             self._note_use(block)
 
     def evict(self, needed: int) -> tuple[str, ...]:
-        """Free cached blocks, least recently used first, until `needed` bytes came free.
+        """Free cached blocks, least recently used first, until `needed` bytes are freed; return their ids.
 
-        Blocks last used at the same time go in the order they were allocated.
+        Blocks last used at the same time are freed in the order of their allocation.
         """
         evicted: list[str] = []
         while needed > 0 and self._cached:
@@ -167,24 +167,24 @@ class BlockTable:
         return tuple(evicted)
 
     def plan_compaction(self) -> tuple[Move, ...]:
-        """The moves that would bring the free space together."""
+        """The moves that bring all free space together."""
         return plan_compaction((block.view() for block in self._blocks.values()), self._capacity)
 
     def plan_room(self, size: int, alignment: int) -> tuple[Move, ...]:
-        """The moves that make room for one request: as few bytes as possible, or else all together."""
+        """The moves of the fewest bytes that make room for a request; if there are none, a full compaction."""
         views = [block.view() for block in self._blocks.values()]
         moves = plan_room(views, self._capacity, align_up(size, alignment), alignment)
         return moves or plan_compaction(views, self._capacity)
 
     def apply(self, moves: tuple[Move, ...]) -> None:
-        """Record that the moves of a plan were made; nothing else may lie in between."""
+        """Record that the moves were made; the table must not have changed since they were planned."""
         for move in moves:
             self._blocks[move.block_id].offset = move.destination
         used = sorted((block.offset, block.size) for block in self._blocks.values())
         self._space = FreeSpace.around(self._capacity, used)
 
     def stats(self) -> PoolStats:
-        """The figures of this moment, without looking at every block."""
+        """The current statistics, computed without visiting every block."""
         free, largest = self._space.free_bytes, self._space.largest()
         return PoolStats(
             total_bytes=self._capacity,
@@ -199,7 +199,7 @@ class BlockTable:
         )
 
     def get(self, block_id: str) -> MemoryBlock | None:
-        """The block of this id, free blocks (`free-OFFSET`) included."""
+        """The block with this id, or `None`; a free block has the id `free-OFFSET`."""
         block = self._blocks.get(block_id)
         if block is not None:
             return block.view()
@@ -209,7 +209,7 @@ class BlockTable:
         return None
 
     def offset_of(self, block_id: str) -> int:
-        """Where a block in use starts now."""
+        """The current offset of a block in use."""
         return self._require(block_id).offset
 
     def blocks(self) -> list[MemoryBlock]:
@@ -236,7 +236,7 @@ class BlockTable:
         block = self._blocks.get(block_id)
         if block is None:
             raise NotFoundError(
-                f"no block in use is called {block_id!r}: it was freed, evicted, or is not of this pool"
+                f"no block {block_id!r} is in use: it was freed or evicted, or belongs to another pool"
             )
         return block
 
@@ -272,14 +272,13 @@ class BlockTable:
         return (
             f"{size} bytes aligned to {request.alignment} for {request.tensor_id!r} fit into no hole: "
             f"{self._space.free_bytes} are free and {evictable} evictable, but the largest hole has "
-            f"{self._space.largest()}; defragment to bring them together"
+            f"{self._space.largest()}; defragment to join the holes"
         )
 
     def _cheapest_window(self, size: int, alignment: int, priority: int) -> tuple[str, ...]:
-        """The neighbouring cached blocks whose eviction makes room for the fewest bytes lost.
+        """The adjacent cached blocks with the fewest bytes whose eviction makes room; empty if none does.
 
-        Equally cheap windows: the one whose newest block was used the longest ago, then the lowest.
-        Empty if no eviction makes room.
+        Among equals: the blocks whose latest use is the longest ago, then the lowest.
         """
         best: list[_Block] = []
         best_rank = (self._capacity, math.inf)
@@ -293,7 +292,7 @@ class BlockTable:
         return tuple(block.block_id for block in best)
 
     def _evictable_runs(self, priority: int) -> Iterator[list[_Block]]:
-        """Cached blocks of at most `priority` with nothing but free space between them."""
+        """Lists of cached blocks of at most `priority` with only free space between them."""
         evictable = (block for block in self._cached.values() if block.priority <= priority)
         run: list[_Block] = []
         for block in sorted(evictable, key=lambda block: block.offset):
@@ -310,7 +309,7 @@ class BlockTable:
 def _windows(
     run: list[_Block], space: FreeSpace, size: int, alignment: int
 ) -> Iterator[tuple[int, int, int]]:
-    """The parts `run[first:last]` that make room and need their last block, with their bytes."""
+    """`(bytes, first, last)` for each shortest `run[first:last]` whose eviction makes room."""
     last = end = cost = 0
     for first, block in enumerate(run):
         start = block.offset - space.hole_before(block.offset)

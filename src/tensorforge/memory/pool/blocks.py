@@ -1,7 +1,6 @@
-"""What a pool speaks of: blocks, requests, answers, statistics; and the arithmetic on them.
+"""The vocabulary of a pool: blocks, requests, results, statistics, and the arithmetic on them.
 
-Everything here is a value or a function of values. Sizes and offsets are bytes, times are seconds of
-the caller's clock.
+Sizes and offsets are in bytes, times in seconds of the caller's clock.
 """
 
 from __future__ import annotations
@@ -14,10 +13,11 @@ from enum import Enum
 from tensorforge.capacity import queue_pressure
 from tensorforge.errors import InvalidInputError
 from tensorforge.lifecycle import Lifecycle
+from tensorforge.validation import finite_number, is_whole_number, whole_number
 
 
 class BlockStatus(Enum):
-    """What may happen to a block: all but `FREE` are in use."""
+    """The status of a block; every status but `FREE` means that the block is in use."""
 
     FREE = "free"
     ALLOCATED = "allocated"
@@ -33,12 +33,12 @@ BLOCK_LIFECYCLE = Lifecycle(
         BlockStatus.CACHED: (BlockStatus.PINNED, BlockStatus.FREE),
     },
 )
-"""The moves of a block. A cached block is taken back into use by pinning it."""
+"""The allowed transitions of a block. Pinning a cached block takes it back into use."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryBlock:
-    """A contiguous range of the pool, as it was when it was asked for."""
+    """A contiguous range of the pool, as it was at the time of the query."""
 
     block_id: str
     offset: int
@@ -52,7 +52,7 @@ class MemoryBlock:
 
     @property
     def end(self) -> int:
-        """The first offset behind the block."""
+        """The first offset after the block."""
         return self.offset + self.size
 
 
@@ -66,14 +66,12 @@ class GpuDevice:
     compute_capability: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
-        total = self.total_memory
-        if isinstance(total, bool) or not isinstance(total, int) or total <= 0:
-            raise InvalidInputError(f"total_memory = {total!r}: must be a positive whole number")
+        whole_number("total_memory", self.total_memory, least=1)
 
 
 @dataclass(frozen=True, slots=True)
 class AllocationRequest:
-    """What is wanted: `size` bytes at a multiple of `alignment`, which must be a power of two.
+    """A request for `size` bytes at a multiple of `alignment`, which must be a power of two.
 
     To make room, cached blocks of at most this `priority` may be evicted.
     """
@@ -84,9 +82,9 @@ class AllocationRequest:
     pinned: bool = False
     priority: int = 0
 
-    def complaint(self) -> str | None:
-        """Why this can never be served, or `None`."""
-        if isinstance(self.size, bool) or not isinstance(self.size, int) or self.size <= 0:
+    def problem(self) -> str | None:
+        """Why no pool can ever serve this request, or `None`."""
+        if not is_whole_number(self.size) or self.size <= 0:
             return f"size = {self.size!r}: must be a positive whole number"
         if not is_power_of_two(self.alignment):
             return f"alignment = {self.alignment!r}: must be a power of two"
@@ -95,7 +93,7 @@ class AllocationRequest:
 
 @dataclass(frozen=True, slots=True)
 class AllocationResult:
-    """Where the block is, or why there is none. `evicted` names the blocks that made room."""
+    """The allocated block, or the error. `evicted` lists the blocks that were evicted to make room."""
 
     success: bool
     block_id: str | None = None
@@ -107,11 +105,11 @@ class AllocationResult:
 
 @dataclass(frozen=True, slots=True)
 class PoolStats:
-    """A pool at one moment.
+    """The statistics of a pool at one moment.
 
-    `allocated_bytes` counts every block in use; `pinned_bytes` and `cached_bytes` are parts of it;
-    `allocated_bytes + free_bytes == total_bytes`. `block_count` counts free blocks too,
-    `allocation_count` only those in use.
+    `allocated_bytes` counts every block in use, with `pinned_bytes` and `cached_bytes` as parts of it;
+    `allocated_bytes + free_bytes == total_bytes`. `block_count` includes free blocks, `allocation_count`
+    does not.
     """
 
     total_bytes: int
@@ -127,7 +125,7 @@ class PoolStats:
 
 def is_power_of_two(n: int) -> bool:
     """Whether `n` is 1, 2, 4, 8, …; nothing else is: not 0, no negative number, no boolean."""
-    return isinstance(n, int) and not isinstance(n, bool) and n > 0 and n & (n - 1) == 0
+    return is_whole_number(n) and n > 0 and n & (n - 1) == 0
 
 
 def align_up(size: int, alignment: int) -> int:
@@ -140,12 +138,12 @@ def align_up(size: int, alignment: int) -> int:
 
 
 def share_outside_largest(largest_free: int, total_free: int) -> float:
-    """`1 - largest / total`: 0.0 when all that is free is one block, or nothing is free."""
+    """`1 - largest_free / total_free`; 0.0 if nothing is free."""
     return 1.0 - largest_free / total_free if total_free else 0.0
 
 
 def fragmentation_ratio(blocks: Iterable[MemoryBlock]) -> float:
-    """The share of free memory outside the largest free block, 0.0 if nothing is free."""
+    """The share of free memory outside the largest free block; 0.0 if nothing is free."""
     free = [block.size for block in blocks if block.status is BlockStatus.FREE]
     return share_outside_largest(max(free, default=0), sum(free))
 
@@ -153,7 +151,7 @@ def fragmentation_ratio(blocks: Iterable[MemoryBlock]) -> float:
 def best_fit_block(blocks: Iterable[MemoryBlock], size: int, alignment: int) -> str | None:
     """The id of the smallest free block that can hold `size` bytes at a multiple of `alignment`.
 
-    Among equals the one with the lowest offset wins. `None` if none can.
+    Among equals the one with the lowest offset; `None` if no block can.
     """
     fitting = [
         (block.size, block.offset, block.block_id)
@@ -165,7 +163,7 @@ def best_fit_block(blocks: Iterable[MemoryBlock], size: int, alignment: int) -> 
 
 
 def eviction_candidates(blocks: Iterable[MemoryBlock]) -> list[str]:
-    """The ids of the cached blocks, least recently used first; equals stay in the order given."""
+    """The ids of the cached blocks, least recently used first; equals keep their order."""
     cached = (block for block in blocks if block.status is BlockStatus.CACHED)
     return [block.block_id for block in sorted(cached, key=lambda block: block.last_accessed)]
 
@@ -176,10 +174,7 @@ def memory_pressure(allocated: int, total: int) -> float:
 
 
 def should_defragment(stats: PoolStats, frag_threshold: float, min_block_size: int) -> bool:
-    """Whether free memory is in pieces, and too small ones.
-
-    True if fragmentation is above the threshold and no free block has `min_block_size` bytes.
-    """
+    """Whether fragmentation is above the threshold and no free block has `min_block_size` bytes."""
     return stats.fragmentation_ratio > frag_threshold and stats.largest_free_block < min_block_size
 
 
@@ -196,8 +191,7 @@ def optimal_pool_size(peak_usage: int, headroom_factor: float, page_size: int) -
     """`peak_usage * headroom_factor`, rounded up to whole pages."""
     if peak_usage < 0:
         raise InvalidInputError(f"peak_usage = {peak_usage}: must not be negative")
-    if not (math.isfinite(headroom_factor) and headroom_factor >= 1):
-        raise InvalidInputError(f"headroom_factor = {headroom_factor!r}: must be at least 1")
+    finite_number("headroom_factor", headroom_factor, least=1)
     if page_size <= 0:
         raise InvalidInputError(f"page_size = {page_size}: must be positive")
     return -(-math.ceil(peak_usage * headroom_factor) // page_size) * page_size

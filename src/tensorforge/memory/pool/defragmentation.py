@@ -1,17 +1,17 @@
-"""Where live blocks go when they are pushed together: a plan, made before anything moves."""
+"""Plans where blocks in use move to bring free space together; nothing moves here."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from tensorforge.memory.pool.blocks import BlockStatus, MemoryBlock
+from tensorforge.memory.pool.blocks import BlockStatus, MemoryBlock, align_up
 from tensorforge.memory.pool.free_space import FreeSpace
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """One block's way down: `destination < source`; the two ranges may overlap."""
+    """One block moves to a lower offset: `destination < source`; the two ranges may overlap."""
 
     block_id: str
     source: int
@@ -20,11 +20,11 @@ class Move:
 
 
 def plan_compaction(blocks: Iterable[MemoryBlock], capacity: int) -> tuple[Move, ...]:
-    """The moves that push every block in use towards offset 0; pinned blocks stay.
+    """The moves that bring every block in use towards offset 0; pinned blocks stay.
 
-    A block goes into the smallest gap below that holds it at its alignment, or slides down to the
-    end of what was placed before. Carried out in the given order, no move overwrites bytes that a later
-    one still needs: each destination lies below its source, in space that earlier moves have left.
+    A block moves into the smallest lower gap that holds it at its alignment, or down to the end of the
+    blocks placed before it. The moves are safe in the given order: each destination lies below its source,
+    in space that is free or that earlier moves have left.
     """
     gaps: FreeSpace | None = None
     moves: list[Move] = []
@@ -39,7 +39,7 @@ def plan_compaction(blocks: Iterable[MemoryBlock], capacity: int) -> tuple[Move,
             continue
         target = gaps.take(block.size, block.alignment) if gaps is not None else None
         if target is None:
-            target = _aligned(cursor, block.alignment)
+            target = align_up(cursor, block.alignment)
             cursor = target + block.size
         if target != block.offset:
             moves.append(Move(block.block_id, block.offset, target, block.size))
@@ -49,10 +49,10 @@ def plan_compaction(blocks: Iterable[MemoryBlock], capacity: int) -> tuple[Move,
 def plan_room(
     blocks: Iterable[MemoryBlock], capacity: int, size: int, alignment: int
 ) -> tuple[Move, ...]:
-    """The moves of the fewest bytes that bring neighbouring holes together to hold a request.
+    """The moves of the fewest bytes that join adjacent holes into one that can hold a request.
 
-    Only blocks between two pinned ones slide, down to the lowest of the holes; empty if that cannot make
-    room. As with `plan_compaction`, the moves are safe in the given order.
+    The blocks between the holes move down to the lowest hole; no block moves past a pinned one. Empty if
+    that cannot make room. As with `plan_compaction`, the moves are safe in the given order.
     """
     in_use = (block for block in blocks if block.status is not BlockStatus.FREE)
     best: tuple[int, tuple[Move, ...]] | None = None
@@ -62,7 +62,7 @@ def plan_room(
                 low = stretch[first - 1].end if first else start
                 high = stretch[last].offset if last < len(stretch) else end
                 moves, cursor = _slide(stretch[first:last], low)
-                if _aligned(cursor, alignment) + size <= high:
+                if align_up(cursor, alignment) + size <= high:
                     best = cost, moves
     return best[1] if best is not None else ()
 
@@ -70,7 +70,7 @@ def plan_room(
 def _stretches(
     ordered: Sequence[MemoryBlock], capacity: int
 ) -> Iterator[tuple[int, int, list[MemoryBlock]]]:
-    """The ranges between pinned blocks, with the blocks in them."""
+    """The ranges between pinned blocks: start, end and the blocks in it."""
     start = 0
     stretch: list[MemoryBlock] = []
     for block in ordered:
@@ -85,7 +85,7 @@ def _stretches(
 def _slides(
     start: int, end: int, stretch: Sequence[MemoryBlock], size: int
 ) -> Iterator[tuple[int, int, int]]:
-    """Blocks `stretch[first:last]` with holes of `size` bytes around and between them; their bytes first."""
+    """`(bytes, first, last)` for blocks `stretch[first:last]` whose holes together have `size` bytes."""
     edges = [start, *(block.end for block in stretch)]
     holes = [
         (block.offset if block is not None else end) - edge
@@ -105,19 +105,15 @@ def _slides(
             cost -= stretch[first].size
             room -= holes[first]
         else:
-            return  # a hole is large enough by itself
+            return  # one hole alone is large enough
 
 
 def _slide(stretch: Sequence[MemoryBlock], cursor: int) -> tuple[tuple[Move, ...], int]:
-    """The moves that put the blocks one after the other from `cursor` on, and where they end."""
+    """The moves that place the blocks one after the other from `cursor` on, and the end of the last."""
     moves = []
     for block in stretch:
-        target = _aligned(cursor, block.alignment)
+        target = align_up(cursor, block.alignment)
         if target != block.offset:
             moves.append(Move(block.block_id, block.offset, target, block.size))
         cursor = target + block.size
     return tuple(moves), cursor
-
-
-def _aligned(offset: int, alignment: int) -> int:
-    return (offset + alignment - 1) & -alignment

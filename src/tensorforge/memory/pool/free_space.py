@@ -1,13 +1,12 @@
-"""The free ranges of an address space, indexed for true best fit.
+"""The free ranges (holes) of an address space, indexed for exact best fit.
 
-A bin holds the offsets of all holes of one exact size, in a heap, so that its lowest comes first. The
-sizes themselves lie in short sorted lists, 32 to each power of two, and the bits of one integer say
-which lists are not empty. Finding the smallest hole that is large enough is then one bisection or one
-bit operation, whatever the number of holes.
+A bin is a heap with the offsets of all holes of one exact size, so its lowest offset is first. The sizes are
+in short sorted lists, 32 to each power of two, and one bit of an integer per list says that it is not empty.
+So finding the smallest sufficient hole is one bisection or one bit operation, whatever the number of holes.
 
-Offsets leave a heap late: an entry counts only while a hole of exactly that size starts there. A heap
-that has become mostly stale is rebuilt, and one whose last hole is gone is dropped, so the heaps together
-stay proportional to the holes.
+Removed offsets stay in a heap for a while: an entry is valid only if a hole of exactly that size starts there.
+A heap that has become mostly stale is rebuilt, and a heap without holes is dropped, so that the size of all
+heaps stays proportional to the number of holes.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _STALE_ALLOWED = 16
 
 
 class FreeSpace:
-    """The holes of `[0, capacity)`. Neighbouring holes are always one hole."""
+    """The holes of `[0, capacity)`. Adjacent holes are always merged into one."""
 
     __slots__ = ("_bins", "_counts", "_filled", "_hole_at", "_hole_before", "_sizes", "free_bytes")
 
@@ -40,7 +39,7 @@ class FreeSpace:
 
     @classmethod
     def around(cls, capacity: int, used: Iterable[tuple[int, int]]) -> FreeSpace:
-        """What is left of `[0, capacity)` beside the ranges `used`: offset and size, lowest first."""
+        """The holes of `[0, capacity)` between the ranges `used`: pairs of offset and size, lowest first."""
         space = cls(capacity)
         del space._hole_at[0], space._hole_before[capacity]
         space._drop(0, capacity)
@@ -58,10 +57,10 @@ class FreeSpace:
         return len(self._hole_at)
 
     def take(self, size: int, alignment: int = 1, *, from_top: bool = False) -> int | None:
-        """Take `size` bytes from the smallest hole that has room, or return `None`.
+        """Take `size` bytes from the smallest hole that has room and return their offset, or `None`.
 
         Among equal holes the lowest is taken. The range starts at the lowest multiple of `alignment` in
-        the hole, or, `from_top`, at the highest that leaves room.
+        the hole or, with `from_top`, at the highest that leaves room.
         """
         start = self._find(size, alignment)
         if start is None:
@@ -83,7 +82,7 @@ class FreeSpace:
         return offset
 
     def give(self, offset: int, size: int) -> None:
-        """Return a range that was taken; it merges with the holes beside it."""
+        """Free a range that was taken; it is merged with adjacent holes."""
         self.free_bytes += size
         end = offset + size
         above = self._hole_at.pop(end, 0)
@@ -99,17 +98,17 @@ class FreeSpace:
         self._add(offset, size)
 
     def largest(self) -> int:
-        """The size of the largest hole, 0 if there is none."""
+        """The size of the largest hole; 0 if there is none."""
         if not self._filled:
             return 0
         return self._sizes[self._filled.bit_length() - 1][-1]
 
     def hole_at(self, start: int) -> int:
-        """The size of the hole that starts at `start`, 0 if none does."""
+        """The size of the hole that starts at `start`; 0 if none does."""
         return self._hole_at.get(start, 0)
 
     def hole_before(self, end: int) -> int:
-        """The size of the hole that ends at `end`, 0 if none does."""
+        """The size of the hole that ends at `end`; 0 if none does."""
         return self._hole_before.get(end, 0)
 
     def holes(self) -> list[tuple[int, int]]:
@@ -125,7 +124,7 @@ class FreeSpace:
             lowest = heap[0]
             if (-lowest & (alignment - 1)) + size <= hole:
                 return lowest
-            # Only a hole less than `alignment` larger than `size` can come to this.
+            # Only holes that are larger than `size` by less than `alignment` get here.
             fitting = (
                 start
                 for start in heap
@@ -138,7 +137,7 @@ class FreeSpace:
         return None
 
     def _smallest_from(self, size: int) -> int:
-        """The size of the smallest hole of at least `size`, 0 if there is none."""
+        """The size of the smallest hole of at least `size`; 0 if there is none."""
         if size in self._bins:
             return size
         shift = size.bit_length() - 6
@@ -152,7 +151,7 @@ class FreeSpace:
         return self._sizes[index + (above & -above).bit_length()][0]
 
     def _add(self, start: int, size: int) -> None:
-        """Enter a hole into the bin of its size."""
+        """Add a hole to the bin of its size."""
         heap = self._bins.get(size)
         if heap is not None:
             heappush(heap, start)
@@ -169,7 +168,7 @@ class FreeSpace:
         self._filled |= 1 << index
 
     def _drop(self, start: int, size: int) -> None:
-        """Take a hole out of the bin of its size; inside the heap its entry merely goes stale."""
+        """Remove a hole from the bin of its size; its entry in the heap may stay and become stale."""
         left = self._counts[size] - 1
         if left:
             self._counts[size] = left
@@ -195,7 +194,7 @@ class FreeSpace:
 
 
 def _size_class(size: int) -> int:
-    """Sizes below 64 have a class each; above, every power of two has 32."""
+    """The number of a size's list: one per size below 64, then 32 per power of two."""
     shift = size.bit_length() - 6
     if shift <= 0:
         return size

@@ -1,1 +1,1 @@
-"""Allocation traces: recorded, replayed, and what they advise."""
+"""Recorded allocations of programs: how they are recorded, replayed, and used to size a pool."""

@@ -1,4 +1,4 @@
-"""Pictures of a replay: memory over time, and where each block lay."""
+"""Plots of a replay: bytes over time, and the offsets of every block."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _MIB = 1 << 20
 
 
 def save_plot(trace: AllocationTrace, result: Replay, path: str | Path) -> None:
-    """Draw a replay to a `.png`, `.svg` or `.html` file."""
+    """Draw a replay into a `.png`, `.svg` or `.html` file."""
     path = Path(path)
     kind = path.suffix.lower().removeprefix(".")
     if kind not in ("png", "svg", "html"):
@@ -87,7 +87,7 @@ def _draw_block_map(axes: Any, trace: AllocationTrace, result: Replay) -> None:
 
 
 def _common_labels(trace: AllocationTrace) -> list[str]:
-    """The labels with the most byte-events, which are what there is most of to see."""
+    """The labels whose blocks cover the largest area of the plot (bytes times events)."""
     weight: Counter[str] = Counter()
     for life in trace.lifetimes():
         weight[life.label] += life.size * (life.stop - life.start)

@@ -1,6 +1,7 @@
-"""Recording the allocations of a PyTorch program with torch's own profiler.
+"""Records the allocations of a PyTorch program with torch's profiler.
 
-Start before the model exists: what was allocated earlier is not seen, and giving it back is left out.
+Start the recording before the model is created: blocks allocated earlier are unknown, and their release is
+ignored.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _NOISE = "autograd::engine::evaluate_function: "
 
 
 class Recording:
-    """The result of `record_allocations`: empty until its block has ended."""
+    """The result of `record_allocations`; its trace is available after the `with` block."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -28,7 +29,7 @@ class Recording:
 
     @property
     def trace(self) -> AllocationTrace:
-        """What was recorded."""
+        """The recorded trace; a `ClosedError` before the `with` block has ended."""
         if self._trace is None:
             raise ClosedError(f"the recording {self.name!r} has not ended yet")
         return self._trace
@@ -42,13 +43,13 @@ class Recording:
 def record_allocations(*, device: str = "cpu", name: str = "recording") -> Iterator[Recording]:
     """Record every allocation that torch makes on `device` inside the `with` block.
 
-    The trace is there also if the block ends in an exception, which then goes on.
+    The trace is also available if the block raises; the exception propagates.
     """
     wanted = torch.device(device)
     activities = [ProfilerActivity.CPU]
     if wanted.type == "cuda":
         if not torch.cuda.is_available():
-            raise InvalidInputError(f"device = {device!r}: there is no CUDA here")
+            raise InvalidInputError(f"device = {device!r}: CUDA is not available")
         activities.append(ProfilerActivity.CUDA)
     recording = Recording(name)
     profiler = profile(activities=activities, profile_memory=True)
@@ -72,9 +73,9 @@ def _trace_of(profiler: Any, device: torch.device, name: str) -> AllocationTrace
 
 
 def _walk(roots: list[Any]) -> Iterator[tuple[Any, str]]:
-    """Every node with a label: the outermost operation around it and the innermost.
+    """Every node with a label: the outermost and the innermost operation around it.
 
-    Without recursion, as a program may nest deeper than Python may.
+    It does not recurse, because a program's operations may nest deeper than Python's recursion limit.
     """
     stack = [(root, "", "") for root in reversed(roots)]
     while stack:
@@ -85,7 +86,7 @@ def _walk(roots: list[Any]) -> Iterator[tuple[Any, str]]:
 
 
 def _number(rows: list[tuple[int, int, int, str]]) -> Iterator[Event]:
-    """Give each allocation a number of its own; addresses are used again and again."""
+    """Turn addresses, which are reused, into a number for each allocation."""
     live: dict[int, tuple[int, int]] = {}
     count = 0
     origin = rows[0][0] if rows else 0

@@ -1,28 +1,27 @@
-"""Running a trace through a policy, and through a pool of a given size."""
+"""Replays a trace through a placement policy, or through a pool of a given size."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tensorforge.memory.pool.block_table import BlockTable
 from tensorforge.memory.pool.blocks import AllocationRequest
-from tensorforge.memory.pool.policies import (
+from tensorforge.memory.pool.placement_policies import (
     GRANULARITY,
     OFFLINE,
-    POLICY_NAMES,
     UNBOUNDED,
     online_policy,
 )
-from tensorforge.memory.traces.offline import plan_offsets
+from tensorforge.memory.traces.offline_placement import plan_offsets
 from tensorforge.memory.traces.trace import AllocationTrace
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """What a policy made of a trace.
+    """How a policy placed a trace.
 
-    `offsets` says where each block was; `reserved` how much the policy had needed after each event.
+    `offsets` is the offset of each block; `reserved` is how many bytes the policy had needed after each
+    event.
     """
 
     policy: str
@@ -34,13 +33,13 @@ class Replay:
 
     @property
     def overhead(self) -> float:
-        """Bytes needed over bytes in use, each at its peak: 1.0 cannot be beaten."""
+        """Peak bytes needed divided by peak bytes in use; 1.0 is the best possible."""
         return self.peak_reserved / self.peak_live if self.peak_live else 1.0
 
     def position(self, block: int) -> int:
-        """Where the block lies in a pool of `peak_reserved` bytes.
+        """The offset of the block in a pool of `peak_reserved` bytes.
 
-        What a policy placed at the far end of its unbounded space comes to the end of the pool.
+        Blocks at the top end of the policy's unbounded space are at the top end of the pool.
         """
         offset = self.offsets[block]
         return offset if offset < UNBOUNDED // 2 else self.peak_reserved - (UNBOUNDED - offset)
@@ -48,9 +47,9 @@ class Replay:
 
 @dataclass(frozen=True, slots=True)
 class BoundedReplay:
-    """What a pool of `capacity` bytes made of a trace.
+    """How a pool of `capacity` bytes served a trace.
 
-    `failed_at` is the event that found no room, `None` if all did; `moved_bytes` went through compaction.
+    `failed_at` is the event that found no room, or `None`; compactions moved `moved_bytes`.
     """
 
     capacity: int
@@ -67,7 +66,7 @@ class BoundedReplay:
 
 
 def replay_trace(trace: AllocationTrace, policy: str) -> Replay:
-    """Run a trace through a policy of an unbounded address space."""
+    """Replay a trace through a policy with an unbounded address space."""
     if policy == OFFLINE:
         return _replay_offline(trace)
     placer = online_policy(policy)
@@ -82,13 +81,6 @@ def replay_trace(trace: AllocationTrace, policy: str) -> Replay:
     return Replay(policy, trace.name, trace.peak_live, placer.reserved, where, tuple(reserved))
 
 
-def replay_all(
-    trace: AllocationTrace, policies: Sequence[str] = POLICY_NAMES
-) -> tuple[Replay, ...]:
-    """Run a trace through several policies."""
-    return tuple(replay_trace(trace, policy) for policy in policies)
-
-
 def replay_bounded(
     trace: AllocationTrace,
     capacity: int,
@@ -97,9 +89,9 @@ def replay_bounded(
     compact: bool = False,
     alignment: int = GRANULARITY,
 ) -> BoundedReplay:
-    """Run a trace through the real pool with `capacity` bytes, up to the first failure.
+    """Replay a trace through a `BlockTable` of `capacity` bytes, up to the first failure.
 
-    With `compact` a request without room is tried again after blocks were moved to make room for it.
+    With `compact`, a request without room is tried again after blocks were moved to make room.
     """
     table = BlockTable(capacity, small_block=small_block)
     blocks: dict[int, str] = {}

@@ -1,11 +1,11 @@
-"""A recorded history of allocations: what was asked for, when, by whom, and when it was given back.
+"""A trace: the recorded allocations and releases of a program, with times and labels.
 
 Files are JSON, compressed if the name ends in `.gz`:
 
     {"type": "allocation-trace", "version": 1, "name": …, "labels": […], "events": […]}
 
-An event is `[microseconds since the previous one, size, label number]` for an allocation, which gets the next
-number from 0, or `[microseconds, number]` for giving that one back.
+An event is `[microseconds since the previous event, size, label number]` for an allocation, which gets the next
+block number from 0, or `[microseconds, block number]` for a release.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tensorforge.errors import EncodingError, InvalidInputError, NotFoundError
+from tensorforge.validation import is_whole_number
 
 TYPE = "allocation-trace"
 VERSION = 1
@@ -33,7 +34,7 @@ class Event(NamedTuple):
 
 
 class Lifetime(NamedTuple):
-    """A block from the event that allocated it to the one that freed it (exclusive)."""
+    """A block with the indexes of the event that allocated it and of the one that freed it."""
 
     block: int
     size: int
@@ -45,7 +46,7 @@ class Lifetime(NamedTuple):
 class AllocationTrace:
     """Events in order of time. Every block is allocated once and freed at most once.
 
-    `time` is in seconds, from whenever the recording began. A trace that contradicts itself is an
+    `time` is in seconds since the start of the recording. A trace that contradicts itself is an
     `InvalidInputError`.
     """
 
@@ -79,11 +80,11 @@ class AllocationTrace:
 
     @property
     def peak_live(self) -> int:
-        """The most bytes in use at once: no pool without compaction or eviction can be smaller."""
+        """The most bytes in use at the same time; without eviction no pool can be smaller."""
         return max(self.live_bytes(), default=0)
 
     def lifetimes(self) -> list[Lifetime]:
-        """Every block's size and life, in order of allocation."""
+        """The lifetime of every block, in order of allocation; `stop` is `len(self)` if it was not freed."""
         freed = {event.block: index for index, event in enumerate(self.events) if event.size < 0}
         return [
             Lifetime(event.block, event.size, index, freed.get(event.block, len(self)), event.label)
@@ -139,7 +140,7 @@ class AllocationTrace:
 
 
 def read_json(path: str | Path) -> Any:
-    """The JSON in a file, compressed or not; errors name the file."""
+    """Read the JSON in a file, compressed or not; errors name the file."""
     path = Path(path)
     try:
         raw = path.read_bytes()
@@ -156,7 +157,7 @@ def _decode(labels: list[str], rows: list[list[int]]) -> Iterator[Event]:
     microseconds = 0
     sizes: list[int] = []
     for row in rows:
-        if not all(type(number) is int and number >= 0 for number in row):
+        if not all(is_whole_number(number) and number >= 0 for number in row):
             raise EncodingError(f"event {row!r}: all numbers must be whole and not negative")
         microseconds += row[0]
         if len(row) == 3:

@@ -1,1 +1,4 @@
-"""The registry's tables and the operations on them, each in one transaction."""
+"""The registry's database: its tables, the conversion of rows to values, the audit and the outbox.
+
+`reads` answers questions, `writes` makes changes.
+"""

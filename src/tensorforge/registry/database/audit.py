@@ -1,9 +1,9 @@
-"""The audit: one row for every change that matters, each bound to the row before it.
+"""The audit: one row for every change to the registry, in a chain of hashes.
 
-A row's hash covers its content and the hash of the row before, and the head keeps the newest of them. Whoever
-changes, removes, adds or reorders rows breaks the chain at that place. Only someone who rewrites
-everything after it, head included, goes unseen by the database alone; so `AuditHead` is worth
-keeping elsewhere, and `verify` can be given one that was.
+A row's hash covers its content and the hash of the row before. The table `AUDIT_HEAD` has the number and hash
+of the newest row. If rows are changed, removed, added or reordered, `verify` finds the first place where the
+chain is broken. It cannot find a forgery that rewrites all later rows and the head as well. Against that, note
+an `AuditHead` outside the database and pass it to `verify` later.
 """
 
 from __future__ import annotations
@@ -11,26 +11,29 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 import sqlalchemy as sa
 
 from tensorforge.errors import IntegrityError
-from tensorforge.registry.database.schema import AUDIT, AUDIT_HEAD
+from tensorforge.registry.database.dialects import insert_if_absent
+from tensorforge.registry.database.tables import AUDIT, AUDIT_HEAD
 from tensorforge.registry.database.times import from_micros
 from tensorforge.storage.prepared import Prepared
 
 _LOCK_HEAD = Prepared(sa.select(AUDIT_HEAD).with_for_update())
 _ADD_ROW = Prepared(AUDIT.insert(), columns=[column.name for column in AUDIT.columns])
-_MOVE_HEAD = Prepared(
+_ADD_HEAD = insert_if_absent(AUDIT_HEAD, [column.name for column in AUDIT_HEAD.columns])
+_UPDATE_HEAD = Prepared(
     AUDIT_HEAD.update().values(
         sequence=sa.bindparam("sequence"), hash=sa.bindparam("hash"), at_us=sa.bindparam("at_us")
     )
 )
 
 GENESIS = "0" * 64
+"""What the first row has as the hash of the row before."""
 _BATCH = 1_000
 _CANONICAL = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _SORTED = json.JSONEncoder(sort_keys=True)
@@ -58,72 +61,56 @@ class AuditEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditHead:
-    """The newest row's number and hash: a promise about everything before it."""
+    """The number and hash of the newest row; the hash depends on every row up to it."""
 
     sequence: int
     hash: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditFact:
-    """What is to be written down; the rest of the row follows from its place in the chain."""
-
-    actor: str
-    action: str
-    model_key: int
-    model_id: str
-    version: str = ""
-    from_state: str = ""
-    to_state: str = ""
-    reason: str = ""
-    evidence: Mapping[str, Any] = field(default_factory=dict)
-    forced: bool = False
+def create_head(connection: sa.Connection) -> None:
+    """Create the head of an empty chain if this database has none."""
+    _ADD_HEAD.all(connection, {"id": 1, "sequence": 0, "hash": GENESIS, "at_us": 0})
 
 
 def entry_hash(row: Mapping[Any, Any]) -> str:
-    """The hash of a row's content, the hash of the row before included."""
+    """The hash of a row's content, which includes the hash of the row before."""
     canonical = _CANONICAL.encode([row[name] for name in _HASHED])
     return hashlib.sha256(canonical.encode()).hexdigest()
 
 
-def append(connection: sa.Connection, fact: AuditFact, now_us: int) -> dict[str, Any]:
-    """Add a row behind the newest one, in the caller's transaction, and return it.
+def append(
+    connection: sa.Connection, facts: Mapping[str, Any], evidence: Mapping[str, Any], now_us: int
+) -> dict[str, Any]:
+    """Add a row after the newest one, in the caller's transaction, and return it.
 
-    The head stays locked until the transaction ends, so rows never fork. Time never runs backwards along
-    the chain, even if a machine's clock does.
+    `facts` has the columns that do not depend on the row's place in the chain. The head stays locked until the
+    transaction ends, so two rows never follow the same row. A row's time is never before that of the row before
+    it, even if the machine's clock was set back.
     """
     (head,) = _LOCK_HEAD.all(connection, {})
     row = {
         "sequence": head["sequence"] + 1,
         "at_us": max(now_us, head["at_us"]),
-        "actor": fact.actor,
-        "action": fact.action,
-        "model_key": fact.model_key,
-        "model_id": fact.model_id,
-        "version": fact.version,
-        "from_state": fact.from_state,
-        "to_state": fact.to_state,
-        "reason": fact.reason,
-        "evidence": _SORTED.encode(dict(fact.evidence)),
-        "forced": fact.forced,
+        **facts,
+        "evidence": _SORTED.encode(dict(evidence)),
         "previous_hash": head["hash"],
     }
     row["hash"] = entry_hash(row)
     _ADD_ROW.run(connection, row)
-    _MOVE_HEAD.run(connection, {name: row[name] for name in ("sequence", "hash", "at_us")})
+    _UPDATE_HEAD.run(connection, {name: row[name] for name in ("sequence", "hash", "at_us")})
     return row
 
 
 def to_entry(row: Mapping[Any, Any]) -> AuditEntry:
-    """A row as a value."""
+    """A row of the audit as a value."""
     values = {name: row[name] for name in row if name not in ("at_us", "model_key", "evidence")}
     return AuditEntry(at=from_micros(row["at_us"]), evidence=json.loads(row["evidence"]), **values)
 
 
 def verify(connection: sa.Connection, known: AuditHead | None = None) -> AuditHead:
-    """Recompute the whole chain; `IntegrityError` names the first row that is not as it was written.
+    """Recompute all hashes and return the head; `IntegrityError` names the first row that was tampered with.
 
-    `known` is a head that was noted earlier: the chain must still contain it.
+    `known` is a head that was noted earlier. The chain must still contain it.
     """
     head = connection.execute(sa.select(AUDIT_HEAD)).one()
     sequence, previous = 0, GENESIS

@@ -1,7 +1,8 @@
-"""Webhooks and the messages that wait for them, written in the transaction of the change they tell of.
+"""Webhooks, and the messages to be delivered to them.
 
-A message exists exactly if the change does. It is delivered at least once: whoever takes one holds it for
-a while, and if that process dies another one takes it again.
+A message is written in the transaction of the change that it reports: it exists if and only if that change was
+committed. It is delivered at least once. A process claims a message for a limited time; if the process dies,
+another one claims the message after that time.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import sqlalchemy as sa
 
 from tensorforge.errors import CapacityError, InvalidInputError, NotFoundError
 from tensorforge.registry.addresses import check_target
-from tensorforge.registry.database.schema import OUTBOX, WEBHOOKS
+from tensorforge.registry.database.tables import OUTBOX, WEBHOOKS
 from tensorforge.registry.database.times import from_micros
 from tensorforge.registry.domain.names import check_name
 from tensorforge.storage.database import Database
@@ -41,7 +42,10 @@ _KEPT_US = 7 * 24 * 3600 * 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Webhook:
-    """Somebody who wants to be told. Without actions or model, of everything."""
+    """A URL to which changes are reported.
+
+    Without `actions` every kind of change is reported, without `model_id` those of every model.
+    """
 
     webhook_id: int
     url: str
@@ -54,7 +58,7 @@ class Webhook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivery:
-    """A message on its way."""
+    """A message to one webhook: `status` is `pending`, `delivered` or `failed`."""
 
     delivery_id: int
     webhook_id: int
@@ -67,10 +71,10 @@ class Delivery:
 
 
 def enqueue(connection: sa.Connection, row: Mapping[str, Any]) -> None:
-    """Put a message for every webhook that wants to hear of an audit row."""
+    """Write a message about an audit row for every webhook that subscribed to such changes."""
     hooks = _HOOKS_FOR_MODEL.all(connection, {"model_id": row["model_id"]})
-    wanted = [hook for hook in hooks if _wants(hook["actions"], row["action"])]
-    if not wanted:
+    subscribed = [hook for hook in hooks if _includes(hook["actions"], row["action"])]
+    if not subscribed:
         return
     event = {name: value for name, value in row.items() if name not in ("model_key", "at_us")}
     event |= {"at": from_micros(row["at_us"]).isoformat(), "evidence": json.loads(row["evidence"])}
@@ -87,17 +91,17 @@ def enqueue(connection: sa.Connection, row: Mapping[str, Any]) -> None:
                 "due_us": row["at_us"],
                 "last_error": "",
             }
-            for hook in wanted
+            for hook in subscribed
         ],
     )
 
 
-def _wants(actions: str, action: str) -> bool:
+def _includes(actions: str, action: str) -> bool:
     return not actions or action in actions.split()
 
 
 class Outbox:
-    """The webhooks of a registry and their messages."""
+    """The webhooks of a registry and the messages to them."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -112,7 +116,11 @@ class Outbox:
         now_us: int,
         allow_private: bool = False,
     ) -> Webhook:
-        """A new webhook with a secret of its own, for messages about changes from now on."""
+        """Create a webhook with a new secret; changes from now on are reported to it.
+
+        `InvalidInputError` if the URL or an action is none, `PermissionDeniedError` if the URL points inside a
+        private network, `CapacityError` if there are 100 webhooks already.
+        """
         check_target(url, allow_private=allow_private)
         if model_id:
             check_name("model_id", model_id)
@@ -156,7 +164,7 @@ class Outbox:
         return _to_webhook(row)
 
     def unsubscribe(self, webhook_id: int) -> None:
-        """Remove a webhook and the messages that wait for it."""
+        """Remove a webhook and its messages; `NotFoundError` if there is no such webhook."""
         with self._database.write() as connection:
             connection.execute(OUTBOX.delete().where(OUTBOX.c.webhook_key == webhook_id))
             gone = connection.execute(WEBHOOKS.delete().where(WEBHOOKS.c.key == webhook_id))
@@ -171,8 +179,8 @@ class Outbox:
             rows = connection.execute(query.order_by(OUTBOX.c.key.desc()).limit(limit)).mappings()
             return [_to_delivery(row) for row in rows]
 
-    def claim(self, now_us: int, *, hold_us: int, limit: int = 20) -> list[Delivery]:
-        """Take messages that are due, and keep others from taking them for `hold_us`."""
+    def claim(self, now_us: int, *, claim_us: int, limit: int = 20) -> list[Delivery]:
+        """Take messages that are due; no other process can claim them for `claim_us`."""
         query = (
             sa.select(OUTBOX)
             .where(OUTBOX.c.status == "pending", OUTBOX.c.due_us <= now_us)
@@ -181,17 +189,16 @@ class Outbox:
             .with_for_update(skip_locked=True)
         )
         with self._database.write() as connection:
-            taken = [_to_delivery(row) for row in connection.execute(query).mappings()]
-            if taken:
-                keys = [delivery.delivery_id for delivery in taken]
-                held = OUTBOX.update().where(OUTBOX.c.key.in_(keys)).values(due_us=now_us + hold_us)
-                connection.execute(held)
-        return taken
+            claimed = [_to_delivery(row) for row in connection.execute(query).mappings()]
+            if claimed:
+                mine = OUTBOX.c.key.in_([delivery.delivery_id for delivery in claimed])
+                connection.execute(OUTBOX.update().where(mine).values(due_us=now_us + claim_us))
+        return claimed
 
     def settle(
         self, delivery: Delivery, *, status: str, now_us: int, due_us: int = 0, error: str = ""
     ) -> None:
-        """Write down how an attempt ended; what was settled a week ago is forgotten."""
+        """Store how a delivery attempt ended, and delete messages that were settled a week ago or earlier."""
         with self._database.write() as connection:
             connection.execute(
                 OUTBOX.update()
@@ -209,8 +216,8 @@ class Outbox:
                 )
             )
 
-    def waiting(self) -> int:
-        """How many messages are not delivered yet."""
+    def pending_count(self) -> int:
+        """How many messages still have to be delivered."""
         query = sa.select(sa.func.count()).where(OUTBOX.c.status == "pending")
         with self._database.read() as connection:
             return connection.scalar(query) or 0

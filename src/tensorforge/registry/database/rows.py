@@ -1,19 +1,18 @@
-"""From rows to values: the statements that read models and versions."""
+"""The statements that find models, versions and validations, and the conversion of their rows to values."""
 
 from __future__ import annotations
 
 import functools
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
 from tensorforge.errors import NotFoundError
-from tensorforge.registry.database.expressions import Joined
-from tensorforge.registry.database.schema import (
+from tensorforge.registry.database.dialects import Joined
+from tensorforge.registry.database.tables import (
     ALIASES,
     MODEL_TAGS,
     MODELS,
@@ -101,49 +100,56 @@ _VERSION_BY_KEY = Prepared(sa.select(*_NUMBERS).where(VERSIONS.c.key == sa.bindp
 
 
 def find_model(connection: sa.Connection, model_id: str, *, lock: bool = False) -> Row:
-    """The model's row; `NotFoundError` if there is none. `lock` keeps other writers out until the end."""
-    row = look_for_model(connection, model_id, lock=lock)
+    """The model's row.
+
+    `NotFoundError` if there is none. `lock` blocks other writers until the transaction ends.
+    """
+    row = find_model_or_none(connection, model_id, lock=lock)
     if row is None:
         raise NotFoundError(f"no model is called {model_id[:200]!r}")
     return row
 
 
-def look_for_model(connection: sa.Connection, model_id: str, *, lock: bool = False) -> Row | None:
+def find_model_or_none(
+    connection: sa.Connection, model_id: str, *, lock: bool = False
+) -> Row | None:
     """The model's row, or `None`."""
     query = _LOCKED_MODEL_BY_ID if lock else _MODEL_BY_ID
     return query.first(connection, {"model_id": model_id})
 
 
 def find_version(connection: sa.Connection, model_id: str, version: ModelVersion) -> Row:
-    """The version's row; `NotFoundError` says what there is instead."""
-    row = look_for_version(connection, model_id, version)
+    """The version's row; `NotFoundError` says whether the model or only the version is missing."""
+    row = find_version_or_none(connection, model_id, version)
     if row is None:
         find_model(connection, model_id)
         raise NotFoundError(f"the model {model_id!r} has no version {version}")
     return row
 
 
-def look_for_version(connection: sa.Connection, model_id: str, version: ModelVersion) -> Row | None:
+def find_version_or_none(
+    connection: sa.Connection, model_id: str, version: ModelVersion
+) -> Row | None:
     """The version's row, or `None`."""
     return VERSION_BY_PARTS.first(connection, {"model_id": model_id, **parts_of(version)})
 
 
-def look_for_alias(connection: sa.Connection, model_id: str, alias: str) -> Row | None:
-    """The version that an alias points to."""
+def find_alias_or_none(connection: sa.Connection, model_id: str, alias: str) -> Row | None:
+    """The row of the version that an alias points to, or `None`."""
     return VERSION_BY_ALIAS.first(connection, {"model_id": model_id, "alias": alias})
 
 
 def parts_of(version: ModelVersion) -> dict[str, int]:
-    """A version as the parameters of a statement."""
+    """A version's three numbers as parameters of a statement."""
     return {"major": version.major, "minor": version.minor, "patch": version.patch}
 
 
 def version_of(row: Row) -> ModelVersion:
-    """The number in a row of versions."""
+    """The version in a row that has its three numbers."""
     return _version(row["major"], row["minor"], row["patch"])
 
 
-# Values that many rows share and nobody can change are made once.
+# Many rows have the same version or lineage; these values are immutable, so one object serves them all.
 _version = functools.lru_cache(maxsize=10_000)(ModelVersion)
 _lineage = functools.lru_cache(maxsize=1_000)(
     lambda run_id, step, checkpoint_id, run_link: Lineage(
@@ -180,12 +186,12 @@ def to_metadata(row: Row) -> ModelMetadata:
 
 @functools.lru_cache(maxsize=1_000)
 def shape_of(text: str) -> Shape:
-    """A shape that was stored as text; there are few different ones."""
+    """A shape from its stored text."""
     return tuple(json.loads(text))
 
 
 def read_model(connection: sa.Connection, model_id: str) -> RegisteredModel:
-    """What holds for all versions of a model; `NotFoundError` if there is no such model."""
+    """The model as a value; `NotFoundError` if there is none."""
     row = _MODEL_WITH_TAGS.first(connection, {"model_id": model_id})
     if row is None:
         raise NotFoundError(f"no model is called {model_id[:200]!r}")
@@ -193,7 +199,7 @@ def read_model(connection: sa.Connection, model_id: str) -> RegisteredModel:
 
 
 def to_model(connection: sa.Connection, row: Row) -> RegisteredModel:
-    """A row of `MODEL_QUERY` as a value, with what its aliases point to."""
+    """A row of `MODEL_QUERY` as a value; reads the model's aliases and the version that serves."""
     aliases = _ALIASES_OF_MODEL.all(connection, {"model_key": row["key"]})
     return RegisteredModel(
         model_id=row["model_id"],
@@ -215,14 +221,14 @@ def _production(connection: sa.Connection, row: Row) -> ModelVersion | None:
 
 
 def to_sla(row: Row) -> Sla | None:
-    """The SLA in a model's row."""
+    """The SLA in a model's row, or `None` if it has none."""
     if row["sla_max_latency_ms"] is None:
         return None
     return Sla(max_latency_ms=row["sla_max_latency_ms"], min_accuracy=row["sla_min_accuracy"])
 
 
 def split_tags(joined: str | None) -> dict[str, str]:
-    """The tags in a row."""
+    """The tags in a row of `VERSION_QUERY` or `MODEL_QUERY`, sorted by key."""
     if not joined:
         return {}
     pairs = [pair.split(_AFTER_KEY, 1) for pair in joined.split(_BETWEEN_TAGS)]
@@ -231,7 +237,7 @@ def split_tags(joined: str | None) -> dict[str, str]:
 
 
 def split_aliases(joined: str | None) -> tuple[str, ...]:
-    """The aliases in a version's row."""
+    """The aliases in a row of `VERSION_QUERY`, sorted."""
     return tuple(sorted(joined.split(","))) if joined else ()
 
 
@@ -241,13 +247,13 @@ _TENSORS_OF_VERSION = Prepared(
 
 
 def tensors_of(connection: sa.Connection, version_key: int) -> dict[str, TensorSpec]:
-    """The tensors that were declared at registration; empty if none were."""
+    """The tensors that were declared when the version was registered; empty if none were."""
     row = _TENSORS_OF_VERSION.first(connection, {"version_key": version_key})
     return decode_tensors(None if row is None else row["tensors"])
 
 
 def decode_tensors(text: str | None) -> dict[str, TensorSpec]:
-    """Declared tensors from what `encode_tensors` made of them."""
+    """Declared tensors from their stored text, which may be missing."""
     if text is None:
         return {}
     return {
@@ -256,12 +262,12 @@ def decode_tensors(text: str | None) -> dict[str, TensorSpec]:
 
 
 def encode_tensors(tensors: Mapping[str, TensorSpec]) -> str:
-    """Declared tensors as they are stored."""
+    """Declared tensors as the text that `decode_tensors` reads."""
     return json.dumps({name: [spec.dtype, list(spec.shape)] for name, spec in tensors.items()})
 
 
 def validation_query(version_key: int) -> sa.Select[Any]:
-    """A version's validations, the newest first."""
+    """A query for a version's validations, the newest first."""
     return (
         sa.select(VALIDATIONS)
         .where(VALIDATIONS.c.version_key == version_key)
@@ -272,14 +278,14 @@ def validation_query(version_key: int) -> sa.Select[Any]:
 def latest_validation(
     connection: sa.Connection, model_id: str, version: Row
 ) -> ValidationRecord | None:
-    """The newest validation of a version."""
+    """The newest validation of a version, or `None`."""
     query = validation_query(version["key"]).limit(1)
     row = connection.execute(query).mappings().one_or_none()
     return None if row is None else to_validation(model_id, version_of(version), row)
 
 
 def to_validation(model_id: str, version: ModelVersion, row: Row) -> ValidationRecord:
-    """A row of validations as a value."""
+    """A row of the table of validations as a value."""
     result = ValidationResult(
         model_id=model_id,
         version=version,
@@ -305,23 +311,10 @@ def _or_nan(value: float | None) -> float:
 
 
 def or_null(value: float) -> float | None:
-    """How a measured figure is stored: SQLite has no NaN."""
+    """A measured figure as it is stored: NaN as NULL, since SQLite has no NaN."""
     return None if math.isnan(value) else value
 
 
-def insertion_if_absent(table: sa.Table, columns: Sequence[str]) -> Prepared:
-    """Insert a row unless one with the same key is there; what was inserted comes back.
-
-    A racing writer of the same key is waited for.
-    """
-
-    def statement(dialect: str) -> sa.Executable:
-        insert: Any = (sqlite if dialect == "sqlite" else postgresql).insert(table)
-        return insert.on_conflict_do_nothing().returning(*table.columns)  # type: ignore[no-any-return]  # the two dialects share no type for it
-
-    return Prepared(statement, columns=columns)
-
-
 def parse_stored_version(text: str | None) -> ModelVersion | None:
-    """A version that was stored as text."""
+    """A version from its stored text, or `None` from NULL."""
     return None if text is None else require_version(text)

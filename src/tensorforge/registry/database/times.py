@@ -1,4 +1,4 @@
-"""Times as the database keeps them: whole microseconds since 1970, in UTC."""
+"""Times as the database stores them: microseconds since 1970 in UTC, as integers."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def to_micros(moment: datetime) -> int:
-    """Exact; a time without a time zone is an `InvalidInputError`."""
+    """A time in microseconds, without rounding; `InvalidInputError` if it has no time zone."""
     if moment.tzinfo is None:
         raise InvalidInputError(f"{moment.isoformat()} has no time zone; use UTC")
     return (moment - _EPOCH) // _MICROSECOND
 
 
 def from_micros(micros: int) -> datetime:
-    """The inverse of `to_micros`."""
+    """The time that `to_micros` was given, in UTC."""
     return _EPOCH + micros * _MICROSECOND

@@ -1,1 +1,1 @@
-"""What a model version is and which transitions it may make. Pure."""
+"""Values and rules of the registry: versions, the lifecycle, evidence, filters. Pure: no database, no clock."""

@@ -1,4 +1,4 @@
-"""Where a model version stands on its way to production, and which moves exist."""
+"""The states of a model version, and the transitions between them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ DEPLOYMENT_LIFECYCLE = Lifecycle(
         DeploymentState.DEPRECATED: [DeploymentState.ARCHIVED],
     },
 )
-"""The only moves there are. The second of two is the way back after a failure."""
+"""The transitions from each state. Where there are two, the second leads back after a failure."""
 
 _NEEDS_EVIDENCE = {
     (DeploymentState.VALIDATING, DeploymentState.STAGING),
@@ -38,14 +38,14 @@ _NEEDS_EVIDENCE = {
 }
 
 SERVING_STATES = frozenset({DeploymentState.CANARY, DeploymentState.PRODUCTION})
-"""The states in which a version answers real requests."""
+"""The states in which a version answers requests of users."""
 
 
 def can_transition_state(current: DeploymentState, requested: DeploymentState) -> bool:
-    """Whether the single move from `current` to `requested` exists."""
+    """Whether the lifecycle has the transition from `current` to `requested`."""
     return DEPLOYMENT_LIFECYCLE.can_transition(current, requested)
 
 
 def needs_evidence(current: DeploymentState, requested: DeploymentState) -> bool:
-    """Whether the move needs a passing validation that was recorded in `current`."""
+    """Whether the transition needs a passing validation that was recorded in `current`."""
     return (current, requested) in _NEEDS_EVIDENCE

@@ -1,4 +1,4 @@
-"""Whether a validation is reason enough to promote a version. Pure."""
+"""Whether a validation is sufficient evidence for a transition."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from tensorforge.registry.domain.selection import meets_sla
 def evidence_problem(
     record: ValidationRecord | None, state: DeploymentState, revision: int, sla: Sla | None
 ) -> str | None:
-    """Why the newest validation does not allow to leave `state` upwards, or `None` if it does.
+    """Why the newest validation does not allow a transition from `state` towards production; `None` if it does.
 
-    It must have been recorded since the version entered `state` (so the figures of an earlier visit, or from
-    before the canary, do not count), have passed, have measured something, and meet the SLA.
+    The validation must have passed, have measured latency and accuracy, and meet the SLA. It must have been
+    recorded at this `revision`, that is, since the version entered `state` the last time.
     """
     if record is None or record.revision != revision:
         return f"no validation was recorded since the version entered {state.value}"
@@ -35,7 +35,7 @@ def evidence_problem(
 
 
 def describe_evidence(record: ValidationRecord | None, sla: Sla | None) -> dict[str, Any]:
-    """What the audit keeps of the validation behind a move."""
+    """What the audit stores about the validation behind a transition."""
     found: dict[str, Any] = {}
     if record is not None:
         found["validation"] = record.record_id
@@ -48,7 +48,7 @@ def describe_evidence(record: ValidationRecord | None, sla: Sla | None) -> dict[
 
 
 def _first(errors: tuple[str, ...]) -> str:
-    return errors[0] if errors else "it gives no error"
+    return errors[0] if errors else "it names no error"
 
 
 def _figure(value: float) -> float | None:

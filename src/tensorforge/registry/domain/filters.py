@@ -1,9 +1,9 @@
-"""The filter language of a search, parsed into plain data. Nothing here touches a database.
+"""The parser of the filter language for searches.
 
     name = 'ranker' AND tags.team = 'search' AND version_number >= 3 AND state IN ('canary', 'production')
 
-A comparison names a field or a tag, an operator and a literal; comparisons are joined by AND. A tag's key
-may stand in backticks or double quotes. This is a superset of what MLflow clients send.
+A comparison has a field or a tag, an operator and a literal; comparisons are joined by AND. The key of a tag
+may be quoted by backticks or double quotes. Every filter that MLflow clients send can be parsed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TAG_WORDS = frozenset({"tag", "tags"})
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One condition. `tag` is the tag's key, or `None` if `field` is a field."""
+    """One condition. `tag` is the key of a tag, or `None` if `field` names a field."""
 
     field: str
     tag: str | None
@@ -46,7 +46,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class Ordering:
-    """One column to sort by."""
+    """A field to sort by."""
 
     field: str
     descending: bool
@@ -59,7 +59,7 @@ class _Token:
 
 
 def parse_filter(text: str) -> tuple[Comparison, ...]:
-    """The comparisons of a filter; what cannot be read is an `InvalidInputError` that shows the place."""
+    """The comparisons in a filter; `InvalidInputError` shows the place that cannot be parsed."""
     if len(text) > MAX_FILTER:
         raise InvalidInputError(f"the filter has {len(text)} characters, at most {MAX_FILTER}")
     tokens = _tokenize(text)
@@ -76,7 +76,7 @@ def parse_filter(text: str) -> tuple[Comparison, ...]:
 
 
 def parse_ordering(clauses: tuple[str, ...]) -> tuple[Ordering, ...]:
-    """`["name ASC", "version_number DESC"]` as data."""
+    """The orderings in clauses like `name ASC`; `InvalidInputError` shows a clause that cannot be parsed."""
     found = []
     for clause in clauses:
         words = clause.replace(",", " ").split()
@@ -102,7 +102,7 @@ def _tokenize(text: str) -> list[_Token]:
 
 
 class _Reader:
-    """Walks over the tokens; what is missing is an error that says what was expected."""
+    """Reads tokens in order; where another token was expected, `InvalidInputError` says which."""
 
     def __init__(self, tokens: list[_Token]) -> None:
         self._tokens = tokens

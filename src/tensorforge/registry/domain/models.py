@@ -1,4 +1,4 @@
-"""What the registry remembers: plain values, without a database or a clock."""
+"""The values that the registry stores and returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """The type and shape of one tensor of a model, as the header of its file says."""
+    """The type and shape of one tensor of a model."""
 
     dtype: str
     shape: Shape
@@ -24,7 +24,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """Where a version came from: the run, the step and the checkpoint."""
+    """The run, the step and the checkpoint that a version came from."""
 
     run_id: str = ""
     step: int | None = None
@@ -36,9 +36,9 @@ class Lineage:
 class ModelMetadata:
     """One version of a model.
 
-    `model_id` names the model in every call; `name` is for people. `source` says where the weights lie and
-    is never opened by the registry itself. `number` counts a model's versions from 1 in the order of
-    registration, and `revision` counts the moves that a version has made: both are the registry's to set.
+    `model_id` identifies the model in every call; `name` is shown to people. `source` is the location of the
+    weights; the registry never opens it. The registry sets `number`, which counts a model's versions from 1 in
+    the order of registration, and `revision`, which counts the transitions of the version.
     """
 
     model_id: str
@@ -64,7 +64,7 @@ class ModelMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationResult:
-    """What a validation measured. `samples` is the number of answers behind `accuracy_score`.
+    """What a validation measured. `samples` is the number of samples that `accuracy_score` was measured on.
 
     A figure that could not be measured is NaN, and NaN meets no limit.
     """
@@ -81,7 +81,7 @@ class ValidationResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationRecord:
-    """A validation as it was recorded: in which state the version was, when, and by whom."""
+    """A stored validation, with the state and revision of the version at that time."""
 
     record_id: int
     result: ValidationResult
@@ -93,7 +93,7 @@ class ValidationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sla:
-    """What a version must reach: p99 latency at most, accuracy at least."""
+    """The limits that a version must meet: the highest p99 latency and the lowest accuracy."""
 
     max_latency_ms: float
     min_accuracy: float
@@ -109,7 +109,7 @@ class Sla:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegisteredModel:
-    """A model with all its versions: what holds for each of them."""
+    """A model: what its versions have in common. `production` is the version that serves."""
 
     model_id: str
     description: str
@@ -124,7 +124,7 @@ class RegisteredModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Actor:
-    """Who asks. `scopes` are the permissions that go beyond the ordinary, such as `registry:force`."""
+    """Who makes a change. `scopes` are special permissions, such as `registry:force`."""
 
     name: str
     scopes: frozenset[str] = frozenset()
@@ -132,7 +132,7 @@ class Actor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transition:
-    """The outcome of a move: the version as it is now, and the number of its row in the audit."""
+    """The result of a transition: the version after it, its previous state, and the number of the audit row."""
 
     metadata: ModelMetadata
     previous: DeploymentState
@@ -141,7 +141,7 @@ class Transition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rollback:
-    """The outcome of a rollback: what served before, what serves now, and why that one."""
+    """The result of a rollback: the version that served before, the one that serves now, and why that one."""
 
     model_id: str
     previous: ModelVersion

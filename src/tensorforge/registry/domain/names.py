@@ -1,7 +1,7 @@
-"""Which names, keys and texts the registry accepts.
+"""The rules for names, tags, aliases and texts.
 
-The rules keep out what would mean something else elsewhere: path parts, separators of model URIs, control
-characters, and texts that a database cannot store.
+The rules refuse what has a meaning elsewhere or cannot be stored: parts of paths, separators of model URIs,
+control characters, and texts that a database does not accept.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_TAGS = 200
 MAX_ALIAS = 100
 
 TAG_SEPARATORS = ("\x1e", "\x1f")
-"""Record and unit separator: tags are read from the database in one piece that these divide."""
+"""The characters between tags, and between key and value, in the text in which a query returns all tags."""
 
 _NAME_PUNCTUATION = frozenset(" ._-")
 _KEY_PUNCTUATION = frozenset(" ._-/:")
@@ -36,7 +36,7 @@ _RESERVED_ALIASES = frozenset(
 
 
 def check_name(field: str, value: object) -> str:
-    """A model's name: letters, digits, space, `.`, `_`, `-`; begins and ends with none of ` .`."""
+    """A model's name: letters, digits, space, `.`, `_` and `-`; no space or dot at the beginning or end."""
     name = check_text(field, value, limit=MAX_NAME, required=True)
     wrong = sorted({c for c in name if not (c.isalnum() or c in _NAME_PUNCTUATION)})
     if wrong:
@@ -56,7 +56,7 @@ def check_name(field: str, value: object) -> str:
 
 
 def check_alias(alias: object) -> str:
-    """An alias: letters, digits, `_`, `-`; nothing that could be meant as a version or a state."""
+    """An alias: letters, digits, `_` and `-`; not a version, a range, a state or `latest`."""
     text = check_text("alias", alias, limit=MAX_ALIAS, required=True)
     if not _ALIAS.fullmatch(text):
         raise InvalidInputError(f"alias = {_shown(text)}: use letters, digits, '_' and '-'")
@@ -66,7 +66,7 @@ def check_alias(alias: object) -> str:
 
 
 def check_tags(tags: object) -> dict[str, str]:
-    """Tags as they will be stored."""
+    """The tags, with every key and value checked; at most 200."""
     if not isinstance(tags, Mapping):
         raise InvalidInputError(f"tags must map keys to values, not be a {type(tags).__name__}")
     if len(tags) > MAX_TAGS:
@@ -75,7 +75,7 @@ def check_tags(tags: object) -> dict[str, str]:
 
 
 def check_tag_key(key: object) -> str:
-    """A tag's key: letters, digits, space, `.`, `_`, `-`, `:` and `/` between parts that are names."""
+    """A tag's key: letters, digits, space, `.`, `_`, `-`, `:`, and `/` if it does not look like a path."""
     text = check_text("tag key", key, limit=MAX_TAG_KEY, required=True)
     wrong = sorted({c for c in text if not (c.isalnum() or c in _KEY_PUNCTUATION)})
     if wrong:
@@ -94,12 +94,12 @@ def check_tag_value(key: str, value: object) -> str:
 
 
 def tag_digest(value: str) -> str:
-    """What the index over tags holds instead of a value, which may be too long for an index."""
+    """A digest of a tag's value, for the index over tags: the value itself may be too long for an index."""
     return hashlib.sha256(value.encode()).hexdigest()[:16]
 
 
 def check_text(field: str, value: object, *, limit: int = MAX_TEXT, required: bool = False) -> str:
-    """Any text that both databases can store and give back unchanged."""
+    """A text that both databases can store and return unchanged; `InvalidInputError` for any other value."""
     if not isinstance(value, str):
         raise InvalidInputError(f"{field} must be a text, not a {type(value).__name__}")
     if required and not value:

@@ -1,4 +1,4 @@
-"""Judgement on measured facts: is it good enough, which is best, must it go back? With reasons."""
+"""Decisions by measured figures: SLA, best version, urgency of a rollback, verdict on a canary."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ ERROR_WEIGHT = 1.0
 LATENCY_WEIGHT = 1.0
 ACCURACY_WEIGHT = 10.0
 UNMEASURED = 10.0
-"""What a figure counts for that the baseline has and the current version could not give."""
+"""The weight of a figure that the baseline has and the current version does not."""
 
 _CONFIDENCE = 1.96  # two-sided 95 %
 
 
 def meets_sla(result: ValidationResult, max_latency_ms: float, min_accuracy: float) -> bool:
-    """Whether p99 latency and accuracy are within the limits. NaN, on either side, never passes."""
+    """Whether p99 latency and accuracy are within the limits. NaN, as a figure or a limit, never is."""
     return result.latency_p99_ms <= max_latency_ms and result.accuracy_score >= min_accuracy
 
 
 def select_best_model(
     candidates: Iterable[tuple[ModelMetadata, ValidationResult]],
 ) -> ModelMetadata | None:
-    """The best of those in production or canary: highest accuracy, then lowest p99 latency.
+    """The best version in production or canary: highest accuracy, then lowest p99, then highest version.
 
-    An unmeasured figure is worse than any measured one. Among equals the higher version wins, so that
-    the answer does not depend on the order of the candidates. `None` if nothing qualifies.
+    A figure that was not measured is worse than any measured one. The result does not depend on the order of
+    the candidates. `None` if no candidate is in production or canary.
     """
     serving = [pair for pair in candidates if pair[0].state in SERVING_STATES]
     if not serving:
@@ -50,18 +50,19 @@ def _merit(metadata: ModelMetadata, result: ValidationResult) -> tuple[float, fl
 
 @dataclass(frozen=True, slots=True)
 class RollbackAssessment:
-    """How urgent a rollback is (0: not at all) and what speaks for it."""
+    """How urgent a rollback is (0: not at all), and why."""
 
     priority: float
     reasons: tuple[str, ...]
 
 
 def assess_rollback(current: ValidationResult, baseline: ValidationResult) -> RollbackAssessment:
-    """Weigh errors, slower answers and lost accuracy against the baseline.
+    """Assess a rollback from `current` to `baseline` by errors, p99 latency and accuracy.
 
-    Each error beyond the baseline's counts 1; p99 latency counts its relative increase; accuracy ten
-    times its drop. What got better counts nothing, so it never hides what got worse. The priority is
-    never NaN: a figure that the baseline has and the current version lacks counts 10.
+    The priority is the sum of: 1 for each error more than the baseline has, the relative increase of the p99
+    latency, and ten times the drop of the accuracy. A figure that improved counts 0, so it does not offset one
+    that got worse. A figure that the baseline has and the current version does not counts 10; the priority is
+    never NaN.
     """
     parts = [
         _more_errors(len(current.errors), len(baseline.errors)),
@@ -75,7 +76,7 @@ def assess_rollback(current: ValidationResult, baseline: ValidationResult) -> Ro
 
 
 def rollback_priority(current: ValidationResult, baseline: ValidationResult) -> float:
-    """How urgent a rollback from `current` to `baseline` is; see `assess_rollback` for the reasons."""
+    """The priority of a rollback from `current` to `baseline`, as `assess_rollback` computes it."""
     return assess_rollback(current, baseline).priority
 
 
@@ -104,7 +105,7 @@ def _less_accurate(now: float, before: float) -> tuple[float, str] | None:
 
 
 class CanaryVerdict(Enum):
-    """What a canary's figures allow to say."""
+    """The verdict on a canary."""
 
     PASS = "pass"  # noqa: S105  a verdict, not a password
     FAIL = "fail"
@@ -121,7 +122,7 @@ class CanaryDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CanaryPolicy:
-    """What a canary may lose against the version in production, and how much must be known of it."""
+    """How much worse than the version that serves a canary may be, and how many samples it needs."""
 
     max_accuracy_drop: float = 0.01
     max_latency_increase: float = 0.10
@@ -134,11 +135,12 @@ def decide_canary(
     sla: Sla | None,
     policy: CanaryPolicy | None = None,
 ) -> CanaryDecision:
-    """Pass, fail or inconclusive, by the SLA and by what serves now.
+    """The verdict on a canary, by the SLA and by the newest validation of the version that serves.
 
-    Anything that is certainly too bad fails. Otherwise anything that was not measured, measured on too few
-    samples, or whose 95 % confidence interval still reaches below the accuracy that is needed,
-    is inconclusive. Only what is left passes.
+    The canary fails if it had errors, if its p99 latency is above the limit, or if the whole 95 % confidence
+    interval of its accuracy is below the limit. Otherwise the verdict is inconclusive if a figure was not
+    measured, if there were too few samples, or if the limit is within the interval. Otherwise the canary
+    passes.
     """
     policy = policy or CanaryPolicy()
     floor = _accuracy_floor(baseline, sla, policy)
@@ -198,16 +200,16 @@ def _doubts(canary: ValidationResult, floor: float, policy: CanaryPolicy) -> lis
     lowest, highest = accuracy_interval(canary.accuracy_score, canary.samples)
     if lowest < floor <= highest:
         doubts.append(
-            f"accuracy lies between {lowest:.4g} and {highest:.4g}, the limit {floor:.4g} within; "
-            "more samples would tell"
+            f"accuracy is between {lowest:.4g} and {highest:.4g}, and the limit is {floor:.4g}; "
+            "more samples are needed"
         )
     return doubts
 
 
 def accuracy_interval(accuracy: float, samples: int | None) -> tuple[float, float]:
-    """The 95 % Wilson interval of a share measured on so many samples.
+    """The 95 % Wilson interval of an accuracy that was measured on this number of samples.
 
-    Without a number of samples, or for a score that is no share, the figure is taken at its word.
+    Without a number of samples, or for a score outside 0 to 1, the interval is the score itself.
     """
     if not samples or not 0 <= accuracy <= 1:
         return accuracy, accuracy

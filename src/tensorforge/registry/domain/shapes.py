@@ -1,4 +1,4 @@
-"""Shapes: how alike two models are, and which version bump a change of shapes calls for."""
+"""Shapes: how similar those of two models are, and which version bump a change of shapes needs."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ _SHOWN = 5
 def shape_compatibility(
     input_a: Sequence[int], output_a: Sequence[int], input_b: Sequence[int], output_b: Sequence[int]
 ) -> float:
-    """How well two models fit in each other's place, from 0 to 1.
+    """How similar the shapes of two models are, from 0 to 1; the order of the models does not matter.
 
-    1.0 exactly if inputs and outputs are the same, 0.0 if neither has an axis in common; in between, the
-    mean over input and output of the share of axes that agree, position by position, in the longer
-    shape. Symmetric in the two models. Two shapes without any axis are the same.
+    The mean over input and output of this share: the axes that are equal, position by position, divided by the
+    number of axes of the longer shape. 1.0 exactly if both shapes are equal; two shapes without axes are equal.
     """
     return (_agreement(input_a, input_b) + _agreement(output_a, output_b)) / 2
 
@@ -32,7 +31,7 @@ def _agreement(a: Sequence[int], b: Sequence[int]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What callers and loaders of a model rely on."""
+    """What users of a model depend on: the shapes of input and output, and the tensors."""
 
     input_shape: Shape
     output_shape: Shape
@@ -41,18 +40,18 @@ class Interface:
 
 @dataclass(frozen=True, slots=True)
 class DueBump:
-    """The smallest bump that a change allows, and the facts behind it."""
+    """The smallest bump that a change needs, and why."""
 
     bump: Bump
     reasons: tuple[str, ...]
 
 
 def due_bump(previous: Interface, current: Interface) -> DueBump:
-    """Which bump the step from `previous` to `current` needs at least.
+    """The smallest bump that the change from `previous` to `current` needs.
 
-    Major: another input or output shape, a tensor that is gone or has another shape; whoever calls or
-    loads the previous version would break. Minor: additional tensors, or tensors of another type.
-    Patch: new values in the same shapes. What one side does not declare is not compared.
+    Major if the input or output shape changed, or a tensor is gone or has another shape: users of the previous
+    version would break. Minor if tensors were added or have another type. Patch otherwise. A shape, or the
+    tensors, that one of the two does not declare are not compared.
     """
     breaking = _changed_ends(previous, current)
     widened: list[str] = []

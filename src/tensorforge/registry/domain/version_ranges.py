@@ -1,7 +1,7 @@
 """Ranges of versions: `^1.2`, `~1.2.3`, `1.x`, `>=1.2 <2`, `1.2.3`, `*`.
 
-Every range is one interval, closed below and open above, so that a database can answer it with two
-comparisons on an index.
+Every range is one interval, which includes its lower end and excludes its upper end. So a database can search
+it with two comparisons on an index.
 
 | written | means |
 |---|---|
@@ -36,9 +36,9 @@ _MAX_LENGTH = 200
 
 @dataclass(frozen=True, slots=True)
 class VersionRange:
-    """The versions `v` with `low <= v < high`; `high` is `None` where there is no upper end.
+    """The versions `v` with `low <= v < high`; `high` is `None` if there is no upper end.
 
-    `high` may lie one beyond the largest version, so that it is kept as plain numbers.
+    The ends are plain numbers, since `high` may be larger than the largest version.
     """
 
     low: Parts
@@ -48,18 +48,18 @@ class VersionRange:
         return self.low <= version.parts and (self.high is None or version.parts < self.high)
 
     def intersect(self, other: VersionRange) -> VersionRange:
-        """The versions that lie in both."""
+        """The range of versions that are in both ranges."""
         highs = [high for high in (self.high, other.high) if high is not None]
         return VersionRange(max(self.low, other.low), min(highs) if highs else None)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no version can lie in it."""
+        """Whether no version is in the range."""
         return self.high is not None and self.high <= self.low
 
 
 def parse_range(text: str) -> VersionRange:
-    """Read a range; what is not one is an `InvalidInputError` that shows the part that is wrong."""
+    """The range that a text describes; `InvalidInputError` shows the part that cannot be parsed."""
     if not isinstance(text, str) or len(text) > _MAX_LENGTH:
         raise InvalidInputError("a version range must be a text of at most 200 characters")
     joined = re.sub(r"(\^|~|>=|<=|>|<|=)\s+", r"\1", text.strip())
@@ -68,7 +68,7 @@ def parse_range(text: str) -> VersionRange:
 
 
 def is_range(text: str) -> bool:
-    """Whether `parse_range` would accept the text."""
+    """Whether `parse_range` accepts the text."""
     try:
         parse_range(text)
     except InvalidInputError:
@@ -101,7 +101,7 @@ def _given(match: re.Match[str], whole: str) -> tuple[int, ...]:
 
 def _interval(op: str, given: tuple[int, ...], low: Parts) -> VersionRange:
     if not given:
-        # Nothing lies above everything or below it; `>*` and `<*` are empty.
+        # No version is above or below every version, so `>*` and `<*` are empty.
         return VersionRange(_LOWEST, _LOWEST if op in (">", "<") else None)
     after = _after(given, len(given) - 1)
     match op:
@@ -128,6 +128,6 @@ def _leftmost_change(given: tuple[int, ...]) -> int:
 
 
 def _after(given: tuple[int, ...], place: int) -> Parts:
-    """The smallest version above all that agree with `given` up to and including `place`."""
+    """The smallest version above all versions that have the same parts as `given` up to index `place`."""
     parts = [*given[:place], given[place] + 1, 0, 0][:3]
     return (parts[0], parts[1], parts[2])

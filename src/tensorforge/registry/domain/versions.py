@@ -1,4 +1,4 @@
-"""Version numbers of models: three whole numbers, ordered, each from 0 to 2³² - 1."""
+"""Versions of models: major, minor and patch, each from 0 to 2³² - 1."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tensorforge.errors import InvalidInputError
+from tensorforge.validation import is_whole_number
 
 MAX_PART = 2**32 - 1
 
-# Leading zeros are refused, so that every version has exactly one spelling.
+# Leading zeros are refused, so that every version has exactly one text.
 _PLAIN = re.compile(r"(0|[1-9][0-9]{0,9})\.(0|[1-9][0-9]{0,9})\.(0|[1-9][0-9]{0,9})")
 
 
 class Bump(Enum):
-    """Which part of the version a change calls for, the smallest first."""
+    """The part of a version that a change increases, the smallest change first."""
 
     PATCH = "patch"
     MINOR = "minor"
@@ -33,7 +34,7 @@ class ModelVersion:
     def __post_init__(self) -> None:
         for field in ("major", "minor", "patch"):
             value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int):
+            if not is_whole_number(value):
                 raise InvalidInputError(f"{field} = {value!r}: must be a whole number")
             if not 0 <= value <= MAX_PART:
                 raise InvalidInputError(f"{field} = {value}: must lie between 0 and {MAX_PART}")
@@ -43,14 +44,11 @@ class ModelVersion:
 
     @property
     def parts(self) -> tuple[int, int, int]:
-        """The three numbers."""
+        """Major, minor and patch."""
         return (self.major, self.minor, self.patch)
 
     def next(self, bump: Bump) -> ModelVersion:
-        """The version that follows after a change of this size.
-
-        A part that is already at its maximum is an `InvalidInputError`: versions never wrap around.
-        """
+        """The version after a change of this size; `InvalidInputError` if the part is at its maximum."""
         if bump is Bump.MAJOR:
             return ModelVersion(self.major + 1, 0, 0)
         if bump is Bump.MINOR:
@@ -59,15 +57,15 @@ class ModelVersion:
 
 
 def compare_versions(a: ModelVersion, b: ModelVersion) -> int:
-    """-1 if `a` comes before `b`, 0 if they are equal, 1 if it comes after."""
+    """-1 if `a` is lower than `b`, 0 if they are equal, 1 if `a` is higher."""
     return (a > b) - (a < b)
 
 
 def parse_version(text: str) -> ModelVersion | None:
-    """Read `major.minor.patch`: three plain decimal numbers, and nothing else.
+    """The version that a text like `1.2.0` describes, or `None` if the text is no version.
 
-    Anything else is `None`: signs, spaces, leading zeros, other digits, a missing or a fourth part, a
-    number above 2³² - 1.
+    The text must be three decimal numbers and two dots: no signs, no spaces, no leading zeros, no digits other
+    than 0 to 9, no number above 2³² - 1.
     """
     match = _PLAIN.fullmatch(text) if isinstance(text, str) else None
     if match is None:
@@ -79,7 +77,7 @@ def parse_version(text: str) -> ModelVersion | None:
 
 
 def require_version(text: str) -> ModelVersion:
-    """Like `parse_version`, but what is not a version is an `InvalidInputError`."""
+    """Like `parse_version`, but `InvalidInputError` if the text is no version."""
     version = parse_version(text)
     if version is None:
         raise InvalidInputError(
@@ -89,5 +87,5 @@ def require_version(text: str) -> ModelVersion:
 
 
 def format_version(version: ModelVersion) -> str:
-    """`major.minor.patch`; `parse_version` reads it back."""
+    """The version as text, which `parse_version` reads."""
     return str(version)

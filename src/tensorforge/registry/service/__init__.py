@@ -1,15 +1,8 @@
 """The registry over HTTP.
 
-wire; models_wire, versions_wire, validations_wire, admin_wire, mlflow_wire
-              what goes over the wire, and its translation to and from the registry's values
-operations    what an operation is, and how its request is read
-failures      what a caller gets when something went wrong
-endpoints     from an HTTP request to an operation and back
-state         what all requests share; metrics: what is counted, over all workers
-writer        the one thread that makes the changes of all requests
-models_api, versions_api, admin_api    the REST operations, by what they are about
-openapi       the description, made from the same table as the routes
-mlflow_api    the operations that MLflow clients use; mlflow_documents: what the database writes for them
-application   the ASGI application: who may come in, how much, and where to
-server        the process that serves it
+`application` checks who may send a request and finds its endpoint. `endpoints` decodes the request, runs an
+operation of `rest` or `mlflow`, and encodes the reply; `operations` says what an operation is, `shared_wire`
+what all requests and answers share, `error_responses` what a failed request gets. `context` has what all
+requests share, `write_queue` the thread that makes all changes to an SQLite database. `openapi` describes the
+operations, `http_server` is the process.
 """

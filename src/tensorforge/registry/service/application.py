@@ -1,4 +1,4 @@
-"""The ASGI application: who may come in, how much they may ask for, and where to."""
+"""The ASGI application: access control, limits and routes of the service."""
 
 from __future__ import annotations
 
@@ -19,30 +19,32 @@ from starlette.types import Scope as AsgiScope
 
 from tensorforge.errors import AuthenticationError, InvalidInputError
 from tensorforge.registry.database.outbox import Outbox
-from tensorforge.registry.database.schema import AUDIT_HEAD
-from tensorforge.registry.limits import Limits
+from tensorforge.registry.database.tables import AUDIT_HEAD
 from tensorforge.registry.model_registry import ModelRegistry
-from tensorforge.registry.service import admin_api, mlflow_api, models_api, versions_api
-from tensorforge.registry.service.context import Service
+from tensorforge.registry.service.context import ServiceContext
 from tensorforge.registry.service.endpoints import Endpoint, Endpoints, endpoints
 from tensorforge.registry.service.error_responses import (
     JSON,
     TooManyRequests,
+    UrlTooLongError,
     failure,
     http_exception,
     json_response,
 )
+from tensorforge.registry.service.limits import Limits
+from tensorforge.registry.service.mlflow import mlflow_api
 from tensorforge.registry.service.openapi import describe
-from tensorforge.registry.service.operations import UrlTooLongError, require_scope
+from tensorforge.registry.service.operations import require_scope
+from tensorforge.registry.service.rest import admin_api, models_api, versions_api
 from tensorforge.registry.service.shared_wire import HealthAnswer
 from tensorforge.registry.tokens import Scope
-from tensorforge.registry.webhooks import WebhookCourier
+from tensorforge.registry.webhooks import WebhookSender
 from tensorforge.security import TokenRecord
 from tensorforge.storage.prepared import Prepared
 
 OPERATIONS = (*models_api.OPERATIONS, *versions_api.OPERATIONS, *admin_api.OPERATIONS)
 PUBLIC = frozenset({"/healthz", "/openapi.json"})
-"""The only paths that answer without a token."""
+"""The paths that need no token; every other path does."""
 
 
 def build(
@@ -53,30 +55,30 @@ def build(
     deliver_webhooks: bool = True,
     more_routes: Iterable[BaseRoute] = (),
 ) -> ASGIApp:
-    """The application over a registry, which stays the caller's to close.
+    """The application that serves a registry. It does not close the registry.
 
-    `more_routes` are served beside the registry's, behind the same tokens and limits.
+    `more_routes` are served too, with the same tokens and limits.
     """
-    service = Service(registry, limits=limits, allow_private_webhooks=allow_private_webhooks)
+    context = ServiceContext(registry, limits=limits, allow_private_webhooks=allow_private_webhooks)
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> Any:
-        courier = None
+        sender = None
         if deliver_webhooks:
-            courier = WebhookCourier(registry.database, allow_private=allow_private_webhooks)
-            courier.start()
+            sender = WebhookSender(registry.database, allow_private=allow_private_webhooks)
+            sender.start()
         try:
             yield
         finally:
-            if courier is not None:
-                await service.run(courier.close)
-            service.close()
+            if sender is not None:
+                await context.run(sender.close)
+            context.close()
 
-    table = endpoints(service, OPERATIONS) | mlflow_api.endpoints(service)
+    table = endpoints(context, OPERATIONS) | mlflow_api.endpoints(context)
     table |= {
-        ("GET", "/healthz"): _healthz(service),
+        ("GET", "/healthz"): _healthz(context),
         ("GET", "/openapi.json"): _description(),
-        ("GET", "/metrics"): _metrics(service),
+        ("GET", "/metrics"): _metrics(context),
     }
     app = Starlette(
         routes=[*_routes(table), *more_routes],
@@ -84,7 +86,7 @@ def build(
         exception_handlers={HTTPException: http_exception},
     )
     app.router.redirect_slashes = False
-    return Guard(app, service, table)
+    return AccessMiddleware(app, context, table)
 
 
 def _routes(table: Endpoints) -> list[Route]:
@@ -98,26 +100,26 @@ def _routes(table: Endpoints) -> list[Route]:
 
 def _dispatch(methods: dict[str, Endpoint]) -> Endpoint:
     async def endpoint(request: Request) -> Response:
-        # The framework answers HEAD where there is a GET.
+        # Starlette routes HEAD to every path that has GET.
         return await methods[request.method if request.method != "HEAD" else "GET"](request)
 
     return endpoint
 
 
-class Guard:
-    """Stands before everything: no path is open unless it is listed as public.
+class AccessMiddleware:
+    """Checks size, token and rate of every request before it reaches an endpoint, and answers those that fail.
 
-    What fails is answered here, in the format of the part of the API that was asked. A path without parameters
-    is found in the table at once; only others go through the framework's router.
+    A path without parameters is looked up in the table of endpoints. Only the others go through Starlette's
+    router.
     """
 
-    def __init__(self, app: ASGIApp, service: Service, table: Endpoints) -> None:
+    def __init__(self, app: ASGIApp, context: ServiceContext, table: Endpoints) -> None:
         self._app = app
-        self._service = service
+        self._context = context
         self._table = table
 
     async def __call__(self, scope: AsgiScope, receive: Receive, send: Send) -> None:
-        """Let a request through, or answer it with what is wrong."""
+        """Pass a request on to its endpoint, or answer it with an error."""
         if scope["type"] != "http":
             if scope["type"] == "lifespan":
                 await self._app(scope, receive, send)
@@ -134,11 +136,11 @@ class Guard:
                 await self._app(scope, receive, send)
             else:
                 await (await endpoint(request))(scope, receive, send)
-        except Exception as error:  # noqa: BLE001  the last line: every failure must have an answer
+        except Exception as error:  # noqa: BLE001  every request must get an answer
             await failure(request, error)(scope, receive, send)
 
     def _check_size(self, request: Request) -> None:
-        limits = self._service.limits
+        limits = self._context.limits
         length = len(request.scope.get("raw_path") or b"") + len(request.scope["query_string"])
         if length > limits.url_bytes:
             raise UrlTooLongError(f"the URL has {length} bytes, at most {limits.url_bytes}")
@@ -153,14 +155,14 @@ class Guard:
         kind, _, token = header.partition(" ")
         if kind.lower() != "bearer" or not token.strip():
             raise AuthenticationError("send a token: Authorization: Bearer tf_...")
-        tokens = self._service.tokens
-        known = tokens.authenticate_known(token.strip())
+        tokens = self._context.tokens
+        known = tokens.authenticate_cached(token.strip())
         if known is not None:
             return known
-        return await self._service.run(tokens.authenticate, token.strip())
+        return await self._context.run(tokens.authenticate, token.strip())
 
     def _limit(self, principal: TokenRecord) -> None:
-        wait = self._service.limiter.wait_for(principal.token_id, self._service.monotonic())
+        wait = self._context.limiter.wait_for(principal.token_id, self._context.monotonic())
         if wait > 0:
             raise TooManyRequests(wait)
 
@@ -168,12 +170,9 @@ class Guard:
 _ANY_ROW = Prepared(sa.select(AUDIT_HEAD.c.sequence))
 
 
-def _healthz(service: Service) -> Endpoint:
-    def probe() -> None:
-        service.registry.database.fetch(_ANY_ROW, {})
-
+def _healthz(context: ServiceContext) -> Endpoint:
     async def healthz(_: Request) -> Response:
-        await service.run(probe, quick=True)
+        await context.run(context.registry.database.fetch, _ANY_ROW, {}, quick=True)
         return json_response(200, HealthAnswer(status="ok"))
 
     return healthz
@@ -188,12 +187,12 @@ def _description() -> Endpoint:
     return description
 
 
-def _metrics(service: Service) -> Endpoint:
-    outbox = Outbox(service.registry.database)
+def _metrics(context: ServiceContext) -> Endpoint:
+    outbox = Outbox(context.registry.database)
 
     async def metrics(request: Request) -> Response:
         require_scope(Scope.READ, request.scope["tensorforge.principal"])
-        waiting = await service.run(outbox.waiting)
-        return Response(service.metrics.expose(waiting=waiting), media_type=CONTENT_TYPE_LATEST)
+        pending = await context.run(outbox.pending_count)
+        return Response(context.metrics.expose(pending=pending), media_type=CONTENT_TYPE_LATEST)
 
     return metrics

@@ -1,4 +1,4 @@
-"""What all requests to one server share."""
+"""`ServiceContext`: what all requests of one server process share."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 
-from tensorforge.registry.limits import Limits, RateLimiter
 from tensorforge.registry.model_registry import ModelRegistry
+from tensorforge.registry.service.limits import Limits, RateLimiter
 from tensorforge.registry.service.operations import Call
 from tensorforge.registry.service.service_metrics import Metrics
-from tensorforge.registry.service.write_queue import Writer
+from tensorforge.registry.service.write_queue import WriteQueue
 from tensorforge.registry.tokens import DatabaseTokens
 from tensorforge.security import TokenRecord
 
@@ -23,8 +23,8 @@ Result = TypeVar("Result")
 _THREADS = 16
 
 
-class Service:
-    """The registry, who may use it and how much, and the threads that work for the event loop."""
+class ServiceContext:
+    """The registry, its callers' tokens and limits, the metrics, and the threads that serve the event loop."""
 
     def __init__(
         self,
@@ -42,13 +42,14 @@ class Service:
         self.monotonic = monotonic
         self.metrics = Metrics()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="registry")
-        # SQLite has one writer at a time, so ours makes all changes; PostgreSQL's do not wait in line.
-        self._writer = Writer(registry.database) if registry.database.is_sqlite else None
+        # SQLite allows one writer at a time, so one thread makes all changes. PostgreSQL needs no queue.
+        database = registry.database
+        self._write_queue = WriteQueue(database) if database.is_sqlite else None
 
     def close(self) -> None:
-        """Let the threads finish what they have begun, and end them."""
-        if self._writer is not None:
-            self._writer.close()
+        """Finish the work that was begun, and end the threads."""
+        if self._write_queue is not None:
+            self._write_queue.close()
         self._threads.shutdown()
 
     async def run(
@@ -58,15 +59,16 @@ class Service:
         quick: bool = False,
         changes: bool = False,
     ) -> Result:
-        """Do some work beside the event loop, or within it where that cannot hold others up.
+        """Run `work` and return its result.
 
-        A point read from SQLite waits for no lock and takes less time than handing it to a thread does. What
-        changes something is durable when this returns.
+        Work that `changes` the registry runs in the write queue if there is one; it is durable when this
+        returns. `quick` work runs in the event loop if the database is SQLite: reading a row by its key waits
+        for no lock and takes less time than passing it to a thread. All other work runs in a thread.
         """
         if quick and self.registry.database.is_sqlite:
             return work(*arguments)
-        if changes and self._writer is not None:
-            return cast("Result", await self._writer.run(work, *arguments))
+        if changes and self._write_queue is not None:
+            return cast("Result", await self._write_queue.run(work, *arguments))
         return await asyncio.get_running_loop().run_in_executor(self._threads, work, *arguments)
 
     def call(
@@ -78,7 +80,7 @@ class Service:
         body: Any = None,
         digest: str = "",
     ) -> Call:
-        """A request as the operations see it."""
+        """The call of an operation by this request."""
         return Call(
             registry=self.registry,
             principal=principal,

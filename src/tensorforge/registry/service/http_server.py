@@ -1,4 +1,4 @@
-"""The process that serves a registry."""
+"""The HTTP server process of a registry."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tensorforge.errors import InvalidInputError
-from tensorforge.registry.limits import Limits
 from tensorforge.registry.model_registry import ModelRegistry
+from tensorforge.registry.service.limits import Limits
 from tensorforge.storage.sqlite_memory import stop_counting_memory
 
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
-"""Names the folder of the workers' metrics to Prometheus' client, which must not be imported before."""
+"""The environment variable by which Prometheus' client finds the workers' shared folder when it is imported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    """How to serve. Only this machine can connect unless `host` says otherwise."""
+    """How to serve a registry. The default `host` accepts connections from this machine only."""
 
     database: str
     host: str = "127.0.0.1"
@@ -32,7 +32,7 @@ class ServerSettings:
 
 
 def load_application(settings: ServerSettings, *_: object) -> Any:
-    """The application of one worker process, on its own connections."""
+    """The application of one worker process, with its own database connections."""
     from tensorforge.registry.service.application import build
 
     return build(
@@ -43,7 +43,7 @@ def load_application(settings: ServerSettings, *_: object) -> Any:
 
 
 def serve(settings: ServerSettings) -> None:
-    """Serve until the process is told to stop (SIGINT or SIGTERM)."""
+    """Serve until the process gets SIGINT or SIGTERM."""
     try:
         from granian import Granian
         from granian.constants import Interfaces
@@ -63,13 +63,13 @@ def serve(settings: ServerSettings) -> None:
         log_enabled=False,
     )
     load = functools.partial(load_application, settings)
-    with _shared_figures() if settings.workers > 1 else contextlib.nullcontext():
+    with _shared_metrics() if settings.workers > 1 else contextlib.nullcontext():
         server.serve(target_loader=load, wrap_loader=False)
 
 
 @contextlib.contextmanager
-def _shared_figures() -> Iterator[None]:
-    """Let the workers that are started meanwhile add up their metrics: see `service/metrics.py`."""
+def _shared_metrics() -> Iterator[None]:
+    """A folder in which workers that are started meanwhile share their metrics: see `service_metrics`."""
     with tempfile.TemporaryDirectory(prefix="tensorforge-metrics-") as folder:
         os.environ[SHARED_FOLDER] = folder
         try:

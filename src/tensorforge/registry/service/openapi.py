@@ -1,4 +1,4 @@
-"""The description of the service, made from the table of operations."""
+"""The OpenAPI description of the service, made from the table of operations."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import msgspec
 
 import tensorforge
 from tensorforge.registry.service.operations import Operation, phrase
-from tensorforge.registry.service.shared_wire import ErrorAnswer, Request
+from tensorforge.registry.service.shared_wire import ErrorAnswer, WireRequest
 
 _REFERENCE = "#/components/schemas/{name}"
 _PATH_SCHEMAS: dict[str, dict[str, Any]] = {
@@ -36,7 +36,7 @@ def describe(operations: Iterable[Operation]) -> dict[str, Any]:
         "info": {
             "title": "TensorForge model registry",
             "version": tensorforge.__version__,
-            "description": "Versions of models, where they stand, on what evidence, and what serves.",
+            "description": "Models, their versions and states, their evidence, and which version serves.",
         },
         "security": [{"token": []}],
         "paths": paths,
@@ -68,7 +68,7 @@ def _path_parameter(name: str) -> dict[str, Any]:
     return {"name": name, "in": "path", "required": True, "schema": _PATH_SCHEMAS[name]}
 
 
-def _query_parameters(kind: type[Request]) -> list[dict[str, Any]]:
+def _query_parameters(kind: type[WireRequest]) -> list[dict[str, Any]]:
     schema = msgspec.json.schema(kind)["$defs"][kind.__name__]
     required = schema.get("required", ())
     return [
@@ -78,7 +78,7 @@ def _query_parameters(kind: type[Request]) -> list[dict[str, Any]]:
 
 
 def _flat(schema: dict[str, Any]) -> dict[str, Any]:
-    """A query parameter is absent rather than null."""
+    """The schema without null and default: an optional query parameter is left out, never null."""
     options = [option for option in schema.get("anyOf", ()) if option.get("type") != "null"]
     return options[0] if options else {k: v for k, v in schema.items() if k != "default"}
 
@@ -97,7 +97,7 @@ def _headers(operation: Operation) -> list[dict[str, Any]]:
 def _response(operation: Operation, status: int) -> dict[str, Any]:
     response: dict[str, Any] = {"description": phrase(status)}
     if status == 414:
-        # The HTTP server answers by itself, without a body, where it does not even read the URL to its end.
+        # The HTTP server itself answers, without a body, if it does not read the URL to its end.
         return response
     if status != operation.status:
         response["content"] = _json(ErrorAnswer.__name__)

@@ -1,43 +1,33 @@
-"""An operation: its place, its permission, its types, and how its errors are answered.
+"""Operations of the REST API: method, path, scope, types and answers of each, in one table.
 
-One table of operations makes both the routes and the description of the service, so that neither can
-say something that the other does not do.
+The routes and the OpenAPI description are both made from this table, so they cannot disagree.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http import HTTPStatus
 from typing import Any, TypeVar
 
 import msgspec
 
-from tensorforge.errors import (
-    AuthenticationError,
-    CapacityError,
-    ConflictError,
-    InvalidInputError,
-    LostRaceError,
-    NotFoundError,
-    PermissionDeniedError,
-    TensorForgeError,
-    UnavailableError,
-)
-from tensorforge.registry.database.idempotency import RequestKey
+from tensorforge.errors import InvalidInputError, PermissionDeniedError
+from tensorforge.registry.database.writes.idempotency import RequestKey
 from tensorforge.registry.domain.models import Actor
 from tensorforge.registry.domain.names import check_name
 from tensorforge.registry.domain.versions import ModelVersion, require_version
 from tensorforge.registry.model_registry import ModelRegistry
-from tensorforge.registry.service.shared_wire import Answer, ErrorAnswer, Nothing, Request
+from tensorforge.registry.service.error_responses import PreconditionRequired
+from tensorforge.registry.service.shared_wire import Answer, Nothing, WireRequest
 from tensorforge.registry.tokens import Scope
 from tensorforge.security import TokenRecord
 from tensorforge.typed_json import convert_typed, decode_typed
 
 ALWAYS_POSSIBLE = (400, 401, 403, 414, 429, 503)
-"""What any operation may answer: bad input, no token, wrong scope, too long a URL, too many requests, no
+"""The errors that any operation may answer: bad input, no token, no scope, URL too long, too many requests, no
 database."""
 
 Kind = TypeVar("Kind")
@@ -47,7 +37,7 @@ _ETAG = re.compile(r'"(\d{1,18})"')
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
-    """One request, read and checked as far as its types go."""
+    """One request, decoded: its path, query, body and headers, and the token of its caller."""
 
     registry: ModelRegistry
     principal: TokenRecord
@@ -60,22 +50,22 @@ class Call:
 
     @property
     def actor(self) -> Actor:
-        """Whoever holds the token."""
+        """The caller, by the name and scopes of its token."""
         return Actor(name=self.principal.name, scopes=frozenset(self.principal.scopes))
 
     @property
     def model_id(self) -> str:
-        """The model that the path names."""
+        """The model in the path."""
         return check_name("model_id", self.path["model_id"])
 
     @property
     def version(self) -> ModelVersion:
-        """The version that the path names."""
+        """The version in the path."""
         return require_version(self.path["version"])
 
     @property
     def request_key(self) -> RequestKey | None:
-        """The caller's key for this request, if it sent one."""
+        """The key in `Idempotency-Key`, or `None` if the caller sent none."""
         key = self.headers.get("idempotency-key")
         if key is None:
             return None
@@ -84,42 +74,40 @@ class Call:
         return RequestKey(caller=self.principal.token_id, key=key, digest=self.digest)
 
     def expected_revision(self) -> int | None:
-        """The revision in `If-Match`; `None` for `*`."""
+        """The revision in `If-Match`, or `None` for `*`; `PreconditionRequired` if the header is missing."""
         value = self.headers.get("if-match")
         if value is None:
             raise PreconditionRequired(
-                "If-Match is required: send the ETag of the version that you looked at, or *"
+                "If-Match is required: send the ETag that you got with the version, or *"
             )
         if value.strip() == "*":
             return None
         match = _ETAG.fullmatch(value.strip())
         if match is None:
-            raise InvalidInputError(f"If-Match = {value[:60]!r}: must be an ETag of ours, or *")
+            raise InvalidInputError(
+                f"If-Match = {value[:60]!r}: must be the ETag of a version, or *"
+            )
         return int(match[1])
-
-
-class UrlTooLongError(InvalidInputError):
-    """The URL is longer than the server reads."""
-
-
-class PreconditionRequired(InvalidInputError):  # noqa: N818  HTTP's name for it
-    """A header that protects against lost updates is missing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
-    """What an operation answers."""
+    """What an operation returns: a body, unless its status is 204, and the revision for the `ETag` header."""
 
-    body: Answer | None
-    status: int = 200
+    body: Answer | None = None
     etag: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Operation:
-    """An entry of the table. There is none without a scope: nothing is open by omission.
+Run = Callable[[Call], Reply]
+Declaration = Callable[[Run], Run]
 
-    `quick` marks a read that finds single rows by their key.
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation. Each needs a scope, so none is open to everybody by omission.
+
+    `errors` are the statuses that it may answer besides those that follow from the other fields. `quick` marks
+    a read that finds single rows by their key.
     """
 
     name: str
@@ -127,11 +115,11 @@ class Operation:
     path: str
     scope: Scope
     summary: str
-    run: Callable[[Call], Reply]
-    answer: type[Answer] | None
+    run: Run
+    answer: type[Answer] | None = None
     status: int = 200
-    query: type[Request] = Nothing
-    body: type[Request] | None = None
+    query: type[WireRequest] = Nothing
+    body: type[WireRequest] | None = None
     errors: tuple[int, ...] = ()
     if_match: bool = False
     idempotent: bool = False
@@ -140,16 +128,16 @@ class Operation:
 
     @property
     def path_parameters(self) -> tuple[str, ...]:
-        """The names in the path."""
+        """The names of the parameters in the path."""
         return tuple(re.findall(r"{(\w+)}", self.path))
 
     @property
     def changes(self) -> bool:
-        """Whether it may change something."""
+        """Whether the operation may change the registry."""
         return may_change(self.method, self.scope)
 
     def statuses(self) -> tuple[int, ...]:
-        """Everything that the operation may answer with."""
+        """Every status that the operation may answer."""
         more = {*self.errors, *ALWAYS_POSSIBLE}
         if self.path_parameters:
             more.add(404)
@@ -160,13 +148,41 @@ class Operation:
         return (self.status, *sorted(more))
 
 
+class OperationTable:
+    """Operations in the order in which they were declared."""
+
+    def __init__(self) -> None:
+        self._operations: list[Operation] = []
+
+    def __iter__(self) -> Iterator[Operation]:
+        return iter(self._operations)
+
+    def declare(self, method: str, path: str, scope: Scope, **options: Any) -> Declaration:
+        """A decorator that adds a function to the table.
+
+        The function's name is the operation's name and its docstring the summary. `options` are the other
+        fields of `Operation`.
+        """
+
+        def add(run: Run) -> Run:
+            name, summary = run.__name__, run.__doc__ or ""
+            self._operations.append(Operation(name, method, path, scope, summary, run, **options))
+            return run
+
+        return add
+
+
+CREATES_ONCE: dict[str, Any] = {"status": 201, "errors": (409,), "idempotent": True}
+"""The options of an operation that creates something, and that can be repeated safely under a key."""
+
+
 def may_change(method: str, scope: Scope) -> bool:
-    """Whether an operation may change something; a search that is sent as a POST does not."""
+    """Whether an operation may change the registry; a search that is sent as a POST does not."""
     return method != "GET" and scope is not Scope.READ
 
 
 def require_scope(scope: Scope, principal: TokenRecord) -> None:
-    """Refuse whoever lacks a scope."""
+    """`PermissionDeniedError` unless the token has the scope."""
     if scope.value not in principal.scopes:
         raise PermissionDeniedError(
             f"the token {principal.name!r} has {', '.join(principal.scopes)}; "
@@ -175,7 +191,7 @@ def require_scope(scope: Scope, principal: TokenRecord) -> None:
 
 
 def read_query(kind: type[Kind], parameters: Mapping[str, Any]) -> Kind:
-    """Query parameters as a structure; a wrong or unknown one is an `InvalidInputError`."""
+    """The query parameters as a `kind`; `InvalidInputError` names one that is wrong or unknown."""
     try:
         return convert_typed(parameters, kind)
     except msgspec.ValidationError as error:
@@ -183,7 +199,7 @@ def read_query(kind: type[Kind], parameters: Mapping[str, Any]) -> Kind:
 
 
 def read_body(kind: type[Kind], body: bytes) -> Kind:
-    """A JSON body as a structure; a wrong one is an `InvalidInputError` that names the place."""
+    """A JSON body as a `kind`; `InvalidInputError` says what is wrong and where."""
     try:
         return decode_typed(body, kind)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -191,47 +207,10 @@ def read_body(kind: type[Kind], body: bytes) -> Kind:
 
 
 def digest_of(method: str, path: str, body: bytes) -> str:
-    """What makes two requests the same one."""
+    """A digest that is equal exactly if two requests have the same method, path and body."""
     return hashlib.sha256(b"\x00".join([method.encode(), path.encode(), body])).hexdigest()
 
 
-def status_of(error: Exception) -> int:
-    """The status that an error is answered with."""
-    match error:
-        case PreconditionRequired():
-            return 428
-        case UrlTooLongError():
-            return 414
-        case InvalidInputError():
-            return 400
-        case NotFoundError():
-            return 404
-        case LostRaceError():
-            return 412
-        case ConflictError():
-            return 409
-        case AuthenticationError():
-            return 401
-        case PermissionDeniedError():
-            return 403
-        case CapacityError():
-            return 413
-        case UnavailableError():
-            return 503
-        case _:
-            return 500
-
-
-def error_answer(error: Exception) -> tuple[int, ErrorAnswer]:
-    """The status and body that tell a caller what went wrong; what we did not expect tells nothing."""
-    status = status_of(error)
-    if not isinstance(error, TensorForgeError):
-        return status, ErrorAnswer(
-            error="InternalError", message="an unexpected error; see the log"
-        )
-    return status, ErrorAnswer(error=type(error).__name__, message=str(error))
-
-
 def phrase(status: int) -> str:
-    """What a status means, in HTTP's words."""
+    """The name of an HTTP status."""
     return HTTPStatus(status).phrase

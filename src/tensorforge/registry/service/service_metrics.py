@@ -1,8 +1,8 @@
-"""Counters and times of the service, in Prometheus' language.
+"""Counters and times of the service, in Prometheus' format.
 
-With several worker processes, each keeps its figures in files of a folder that all of them share, and whichever
-is asked adds up everybody's. The server's process names the folder in the environment before it starts them,
-since Prometheus' client decides when it is imported where its figures live.
+With several worker processes, each writes its figures into files of one shared folder, and the process that is
+asked adds them up. `http_server` names the folder in the environment before it starts the workers, since
+Prometheus' client decides at import time where its figures are stored.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tensorforge.registry.service.http_server import SHARED_FOLDER
 
 
 class Metrics:
-    """How many requests came, and how long they took."""
+    """The number of requests, and how long they took."""
 
     def __init__(self) -> None:
         self._shared = SHARED_FOLDER in os.environ
@@ -33,7 +33,6 @@ class Metrics:
             ["operation"],
             registry=self._own,
         )
-
         self._of: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def observe(self, operation: str, status: int, seconds: float) -> None:
@@ -46,16 +45,16 @@ class Metrics:
         requests.inc()
         times.observe(seconds)
 
-    def expose(self, *, waiting: int) -> bytes:
-        """Everything of all workers as text; so many messages wait for their webhooks."""
+    def expose(self, *, pending: int) -> bytes:
+        """The figures of all workers as text, with the number of pending webhook messages."""
         registry = self._own
         if self._shared:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]  # the library has no types here
-        return generate_latest(registry) + _WAITING % waiting
+        return generate_latest(registry) + _PENDING % pending
 
 
-_WAITING = b"""\
+_PENDING = b"""\
 # HELP tensorforge_registry_webhooks_waiting Messages to webhooks that are not delivered yet.
 # TYPE tensorforge_registry_webhooks_waiting gauge
 tensorforge_registry_webhooks_waiting %d

@@ -1,8 +1,8 @@
-"""What goes over the wire, as typed structures: what all requests and answers have in common."""
+"""The structures that all requests and answers of the REST API share, and their field types."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import msgspec
 from msgspec import Meta
@@ -28,27 +28,33 @@ PageSize = Annotated[int, Meta(ge=1, le=10_000)]
 PageToken = Annotated[str, Meta(max_length=2_000)]
 
 
-class Request(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A body or the query parameters of a request: what is not listed is refused."""
+class WireRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """The body or the query parameters of a request; fields that are not listed are refused."""
 
 
 class Answer(msgspec.Struct, kw_only=True):
     """The body of an answer."""
 
+    @classmethod
+    def of(cls, value: object, **given: Any) -> Self:
+        """An answer whose fields are `given` or else attributes of `value` with the same names."""
+        names = [name for name in cls.__struct_fields__ if name not in given]
+        return cls(**{name: getattr(value, name) for name in names}, **given)
 
-class Nothing(Request):
+
+class Nothing(WireRequest):
     """No query parameters."""
 
 
-class ChangeTags(Request):
+class ChangeTags(WireRequest):
     """Tags to set and keys to remove."""
 
     put: Tags = {}
     drop: Annotated[list[TagKey], Meta(max_length=MAX_TAGS)] = []
 
 
-class SearchQuery(Request):
-    """A filter, an order and a page."""
+class SearchQuery(WireRequest):
+    """A filter, an order, and which page."""
 
     filter: Annotated[str, Meta(max_length=5_000)] = ""
     order_by: Annotated[str, Meta(max_length=500)] = ""
@@ -56,25 +62,25 @@ class SearchQuery(Request):
     page_token: PageToken | None = None
 
     def options(self) -> dict[str, Any]:
-        """The page and order as the registry takes them."""
+        """The order and the page as arguments of the registry's search methods."""
         clauses = [clause.strip() for clause in self.order_by.split(",")] if self.order_by else []
         return {"order_by": clauses, "limit": self.page_size, "token": self.page_token}
 
 
-class LimitQuery(Request):
-    """How many."""
+class LimitQuery(WireRequest):
+    """How many items to list."""
 
     page_size: PageSize = 100
 
 
 class HealthAnswer(Answer):
-    """Whether the service works."""
+    """The answer of a service whose database answers."""
 
     status: str
 
 
 class ErrorAnswer(Answer):
-    """What went wrong: the kind of error, and a message that says what to do."""
+    """The kind of an error, and a message that says what was wrong and what to do."""
 
     error: str
     message: str

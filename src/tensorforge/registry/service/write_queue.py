@@ -1,4 +1,4 @@
-"""The one thread that makes the changes of all requests, those that wait together in one commit."""
+"""`WriteQueue`: one thread that makes the changes of all requests, several of them in one commit."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from typing import Any
 from tensorforge.errors import ClosedError
 from tensorforge.storage.database import Database
 
-MOST = 64
-"""So many changes at most share a commit: the first of them waits for all the others."""
+MAX_BATCH = 64
+"""How many changes share a commit at most; the first of them waits for all the others."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """Something to do, and who waits for it."""
+    """A change to make, and the future of the request that waits for it."""
 
     work: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -35,11 +35,11 @@ class _Change:
             self.done.set_exception(error)
 
 
-class Writer:
-    """Makes changes one after the other; nobody is answered before the change is durable.
+class WriteQueue:
+    """Makes changes one after the other, and answers each after its commit.
 
-    Whatever waits when a change is done joins its transaction. A change that raises is undone alone, and only
-    whoever asked for it hears of it; if the commit fails, everybody does.
+    The changes that are waiting when one is done join its transaction. A change that raises is undone alone,
+    and only its caller gets the error. If the commit fails, every caller of the batch gets the error.
     """
 
     def __init__(self, database: Database) -> None:
@@ -50,23 +50,23 @@ class Writer:
         self._closed = False
 
     async def run(self, work: Callable[..., Any], *arguments: Any) -> Any:
-        """What `work` returns, once everything that it wrote through the database is durable."""
+        """Run `work` in the queue's thread; returns its result after everything it wrote is durable."""
         loop = asyncio.get_running_loop()
         change = _Change(work, arguments, loop, loop.create_future())
         with self._lock:
             if self._closed:
-                raise ClosedError("the service is closing and takes no more changes")
+                raise ClosedError("the service is closing and accepts no more changes")
             self._waiting.put(change)
             if self._thread is None:
-                # A daemon: whoever is not closed must not keep the interpreter from ending.
+                # A daemon, so that a queue that was not closed does not keep the interpreter from ending.
                 self._thread = threading.Thread(
-                    target=self._serve, name="registry-writer", daemon=True
+                    target=self._serve, name="registry-writes", daemon=True
                 )
                 self._thread.start()
         return await change.done
 
     def close(self) -> None:
-        """Make what waits, and end the thread."""
+        """Make the changes that are waiting, and end the thread."""
         with self._lock:
             self._closed = True
         if self._thread is not None:
@@ -75,17 +75,17 @@ class Writer:
 
     def _serve(self) -> None:
         while (change := self._waiting.get()) is not None:
-            self._make(change)
+            self._make_batch(change)
 
-    def _make(self, first: _Change) -> None:
+    def _make_batch(self, first: _Change) -> None:
         made: list[tuple[_Change, Any, BaseException | None]] = []
         change: _Change | None = first
         try:
             with self._database.batch():
                 while change is not None:
                     made.append((change, *_attempt(change)))
-                    change = self._next() if len(made) < MOST else None
-        except BaseException as error:  # noqa: BLE001  whatever it is, those who wait must hear of it
+                    change = self._next() if len(made) < MAX_BATCH else None
+        except BaseException as error:  # noqa: BLE001  every waiting caller must get it
             made = [(change, None, error) for change, _, _ in made]
         _answer(made)
 
@@ -102,15 +102,15 @@ class Writer:
 def _attempt(change: _Change) -> tuple[Any, BaseException | None]:
     try:
         return change.work(*change.arguments), None
-    except BaseException as error:  # noqa: BLE001  raised again where it is waited for
+    except BaseException as error:  # noqa: BLE001  raised again in the caller's task
         return None, error
 
 
 def _answer(made: list[tuple[_Change, Any, BaseException | None]]) -> None:
-    """Wake each event loop once, however many of its changes were made."""
+    """Answer the callers, with one wake-up per event loop."""
     for loop in {change.loop for change, _, _ in made}:
         mine = [each for each in made if each[0].loop is loop]
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed, so no caller waits
             loop.call_soon_threadsafe(_settle, mine)
 
 

@@ -1,8 +1,8 @@
-"""Batches from one process to another: one copy into memory that both see.
+"""Sends batches from one process to another with one copy, into memory that both see.
 
-Tensors and numpy arrays lie in an anonymous file whose descriptor travels with the message, so they count
-against no limit of a shared memory folder, and nothing of them outlives the processes. Everything else is
-pickled.
+The content of tensors and numpy arrays is written to an anonymous file, and its descriptor is sent with the
+message. So it does not count against the size of /dev/shm, and nothing is left when the processes are gone.
+Everything else is pickled.
 """
 
 from __future__ import annotations
@@ -23,36 +23,37 @@ _HEADER = struct.Struct("<QI")
 _ALIGNMENT = 64
 
 
-def send(end: socket.socket, thing: Any) -> None:
-    """Send anything that pickle takes; what it does not take is an error before anything is sent."""
-    outside: list[pickle.PickleBuffer] = []
-    inside = io.BytesIO()
-    _Pickler(inside, protocol=5, buffer_callback=outside.append).dump(thing)
-    arrays = [buffer.raw() for buffer in outside]
-    head = _HEADER.pack(inside.tell(), len(arrays))
-    rest = struct.pack(f"<{len(arrays)}Q", *(array.nbytes for array in arrays))
+def send(connection: socket.socket, thing: Any) -> None:
+    """Send anything that can be pickled. For anything else pickle's error is raised before a byte is sent."""
+    buffers: list[pickle.PickleBuffer] = []
+    pickled = io.BytesIO()
+    _Pickler(pickled, protocol=5, buffer_callback=buffers.append).dump(thing)
+    arrays = [buffer.raw() for buffer in buffers]
+    header = _HEADER.pack(pickled.tell(), len(arrays))
+    sizes = struct.pack(f"<{len(arrays)}Q", *(array.nbytes for array in arrays))
     if not arrays:
-        end.sendall(head)
+        connection.sendall(header)
     else:
         memory = os.memfd_create("batch", os.MFD_CLOEXEC)
         try:
             _write(memory, arrays)
-            socket.send_fds(end, [head], [memory])
+            socket.send_fds(connection, [header], [memory])
         finally:
             os.close(memory)
-    end.sendall(rest)
-    end.sendall(inside.getbuffer())
+    connection.sendall(sizes)
+    connection.sendall(pickled.getbuffer())
 
 
-def receive(end: socket.socket) -> Any:
-    """What `send` sent at the other end; `EOFError` if that is closed."""
-    head, descriptors, _, _ = socket.recv_fds(end, _HEADER.size, 1)
+def receive(connection: socket.socket) -> Any:
+    """Return what the other end sent with `send`; raise `EOFError` if the other end is closed."""
+    header, descriptors, _, _ = socket.recv_fds(connection, _HEADER.size, 1)
     try:
-        if not head:
+        if not header:
             raise EOFError("the other end is closed")
-        length, count = _HEADER.unpack(head + _receive_exactly(end, _HEADER.size - len(head)))
-        sizes = struct.unpack(f"<{count}Q", _receive_exactly(end, 8 * count))
-        pickled = _receive_exactly(end, length)
+        header += _receive_exactly(connection, _HEADER.size - len(header))
+        length, count = _HEADER.unpack(header)
+        sizes = struct.unpack(f"<{count}Q", _receive_exactly(connection, 8 * count))
+        pickled = _receive_exactly(connection, length)
         if count and not descriptors:
             raise UnavailableError("a batch was lost: this process may not open any more files")
         arrays = _read(descriptors[0], sizes) if count else []
@@ -60,15 +61,15 @@ def receive(end: socket.socket) -> Any:
     finally:
         for descriptor in descriptors:
             os.close(descriptor)
-        # torch remembers each sparse tensor that it unpickles, for ever unless this is called.
+        # torch keeps each sparse tensor that it unpickles in a list until this is called.
         torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]  # noqa: SLF001
 
 
-def _receive_exactly(end: socket.socket, size: int) -> bytes:
+def _receive_exactly(connection: socket.socket, size: int) -> bytes:
     data = bytearray(size)
     view = memoryview(data)
     while view:
-        count = end.recv_into(view)
+        count = connection.recv_into(view)
         if count == 0:
             raise EOFError("the other end closed in the middle of a message")
         view = view[count:]
@@ -87,13 +88,13 @@ def _write(memory: int, arrays: list[memoryview]) -> None:
 
 
 def _read(memory: int, sizes: tuple[int, ...]) -> list[memoryview]:
-    # Unlike Python's `mmap` this keeps no descriptor, so batches can be kept in any number.
+    # Unlike Python's `mmap` this keeps no descriptor open, so any number of batches can be alive.
     size = os.fstat(memory).st_size
     name = f"/proc/self/fd/{memory}"
-    whole = torch.from_file(name, shared=True, size=size, dtype=torch.uint8).numpy().data
+    content = torch.from_file(name, shared=True, size=size, dtype=torch.uint8).numpy().data
     arrays, offset = [], 0
     for size in sizes:
-        arrays.append(whole[offset : offset + size])
+        arrays.append(content[offset : offset + size])
         offset = _aligned(offset + size)
     return arrays
 
@@ -103,12 +104,12 @@ def _aligned(offset: int) -> int:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves the bytes of plain CPU tensors to the buffers, as numpy's arrays do by themselves."""
+    """Passes the content of plain CPU tensors to `buffer_callback`, as numpy does for its arrays."""
 
     def reducer_override(self, thing: Any) -> Any:
         if type(thing) is not torch.Tensor or not _is_plain(thing):
             return NotImplemented
-        # Sums depend on the order in memory: the gaps travel, too, so that the strides stay.
+        # Sums depend on the order in memory. So gaps are sent too, and the strides stay as they are.
         last = sum((n - 1) * stride for n, stride in zip(thing.shape, thing.stride(), strict=True))
         raw = thing.as_strided((last + 1,), (1,)).view(torch.uint8).numpy()
         return _tensor, (pickle.PickleBuffer(raw.data), thing.dtype, thing.shape, thing.stride())

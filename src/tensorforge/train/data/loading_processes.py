@@ -1,8 +1,8 @@
-"""Processes that load batches ahead of the training loop.
+"""Processes that load micro-batches ahead of the training loop.
 
-What to load next is predicted from the ledger and this worker's share of the work. After a change of the
-cluster the prediction is made anew, and what was loaded in vain is dropped. Each process has a connection
-of its own, so one that dies is noticed at once and harms no other.
+The micro-batches to load next are predicted from the ledger and this worker's share of the work. After a change
+of the cluster they are predicted again, and those that were loaded in vain are dropped. Each process has a
+connection of its own, so the death of a process is noticed at once and does not harm the others.
 """
 
 from __future__ import annotations
@@ -28,25 +28,27 @@ from typing import Any
 
 import torch
 
-from tensorforge.errors import ConfigurationError, UnavailableError
+from tensorforge.errors import UnavailableError
 from tensorforge.train.data import batch_pipe
-from tensorforge.train.data.batch_loading import BatchSource, Piece
+from tensorforge.train.data.batch_loading import BatchSource, MicroBatch
+from tensorforge.validation import one_of, whole_number
 
 _PR_SET_PDEATHSIG = 1
-_PATIENCE_SECONDS = 2.0
+_EXIT_SECONDS = 2.0
 _REQUEST = struct.Struct("<3q")
-_MOST_AHEAD = 64
-"""Requests that a socket surely takes while nobody reads them; one that blocked would never end."""
+_MAX_PREFETCH = 64
+"""So many requests fit into a socket that nobody reads. A request that blocked would block for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """Where batches are loaded; the names are those of torch's `DataLoader`.
+    """Where batches are loaded. The names are those of torch's `DataLoader`.
 
-    `num_workers` processes per worker load `prefetch_factor` batches each ahead of the training loop; 0: the
-    training process loads them itself, when they are needed. `worker_init_fn` is called in each process with
-    its number. `multiprocessing_context` is the way to start them: `"fork"` takes any dataset; `"spawn"` and
-    `"forkserver"` need one that can be pickled. None of this changes the numbers.
+    `num_workers`: processes per worker that load batches ahead of the training loop; with 0 the training
+    process loads each batch itself, when it is needed. `prefetch_factor`: how many batches each process
+    loads ahead. `worker_init_fn`: called in each process with its number. `multiprocessing_context`: how
+    processes are started; `"fork"` takes any dataset, `"spawn"` and `"forkserver"` need one that can be
+    pickled. None of this changes what is trained.
     """
 
     num_workers: int = 0
@@ -55,69 +57,64 @@ class Loading:
     multiprocessing_context: str = "fork"
 
     def __post_init__(self) -> None:
-        for field, least in (("num_workers", 0), ("prefetch_factor", 1)):
-            value = getattr(self, field)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigurationError(field, value, f"must be a whole number, at least {least}")
-        if self.prefetch_factor > _MOST_AHEAD:
-            raise ConfigurationError(
-                "prefetch_factor", self.prefetch_factor, f"must be at most {_MOST_AHEAD}"
-            )
+        whole_number("num_workers", self.num_workers, least=0)
+        whole_number("prefetch_factor", self.prefetch_factor, least=1, most=_MAX_PREFETCH)
         known = multiprocessing.get_all_start_methods()
-        if self.multiprocessing_context not in known:
-            raise ConfigurationError(
-                "multiprocessing_context",
-                self.multiprocessing_context,
-                f"must be one of {', '.join(known)}",
-            )
+        one_of("multiprocessing_context", self.multiprocessing_context, known)
 
 
 class LoadingProcesses:
-    """Starts the processes at once; `upcoming` tells what is to be loaded from a piece on."""
+    """Loads micro-batches in processes, which are started at once.
+
+    `upcoming` returns the micro-batches that follow from a given one on.
+    """
 
     def __init__(
         self,
         source: BatchSource,
         loading: Loading,
-        upcoming: Callable[[Piece], Iterator[Piece]],
+        upcoming: Callable[[MicroBatch], Iterator[MicroBatch]],
     ) -> None:
         self._upcoming = upcoming
-        self._plan: Iterator[Piece] = iter(())
-        self._asked: deque[tuple[Piece, _Process]] = deque()
+        self._plan: Iterator[MicroBatch] = iter(())
+        self._asked: deque[tuple[MicroBatch, _Process]] = deque()
         self._processes: list[_Process] = []
         for number in range(loading.num_workers):
             self._processes.append(_Process(source, loading, number, self._processes))
         self._idle = self._processes * loading.prefetch_factor
-        # Before multiprocessing waits for them.
+        # Runs before multiprocessing's own handler, which would wait for the processes.
         atexit.register(_close, weakref.ref(self), os.getpid())
 
-    def load(self, piece: Piece) -> Any:
-        """The batch. An error of the dataset is raised as it is, a dead process as `UnavailableError`."""
-        if all(asked != piece for asked, _ in self._asked):
-            self._plan = self._upcoming(piece)
+    def load(self, micro_batch: MicroBatch) -> Any:
+        """Return the collated samples.
+
+        An error of the dataset is raised as it is; the death of a process is an `UnavailableError`.
+        """
+        if all(asked != micro_batch for asked, _ in self._asked):
+            self._plan = self._upcoming(micro_batch)
         while True:
             self._ask()
             asked, process = self._asked.popleft()
             batch, error = process.answer()
             self._idle.append(process)
-            if asked == piece:
+            if asked == micro_batch:
                 self._ask()
                 if error is not None:
                     raise error
                 return batch
-            # Otherwise nobody wants it any more, nor to hear what was wrong with it.
+            # Otherwise the prediction was wrong: drop the batch, and its error if it has one.
 
     def _ask(self) -> None:
-        while self._idle and (piece := next(self._plan, None)) is not None:
+        while self._idle and (micro_batch := next(self._plan, None)) is not None:
             process = self._idle.pop(0)
-            process.ask(piece)
-            self._asked.append((piece, process))
+            process.ask(micro_batch)
+            self._asked.append((micro_batch, process))
 
     def close(self) -> None:
         """End the processes. Doing it again changes nothing."""
         for process in self._processes:
-            process.hang_up()
-        deadline = time.monotonic() + _PATIENCE_SECONDS
+            process.connection.close()
+        deadline = time.monotonic() + _EXIT_SECONDS
         for process in self._processes:
             process.end(deadline)
         self._processes, self._idle = [], []
@@ -134,42 +131,39 @@ class _Process:
         self, source: BatchSource, loading: Loading, number: int, older: list[_Process]
     ) -> None:
         context: Any = multiprocessing.get_context(loading.multiprocessing_context)
-        self.ours, theirs = socket.socketpair()
+        self.connection, other_end = socket.socketpair()
         inherited = []
         if loading.multiprocessing_context == "fork":
-            inherited = [self.ours, *(process.ours for process in older)]
+            inherited = [self.connection, *(process.connection for process in older)]
         self._process = context.Process(
             target=_serve,
-            args=(theirs, inherited, os.getpid(), source, loading.worker_init_fn, number),
+            args=(other_end, inherited, os.getpid(), source, loading.worker_init_fn, number),
             name=f"loading-{number}",
             daemon=True,
         )
         self._process.start()
-        theirs.close()
+        other_end.close()
 
-    def ask(self, piece: Piece) -> None:
+    def ask(self, micro_batch: MicroBatch) -> None:
         try:
-            self.ours.sendall(_REQUEST.pack(*piece))
+            self.connection.sendall(_REQUEST.pack(*micro_batch))
         except ConnectionError as error:
-            raise self._death() from error
+            raise self._death_error() from error
 
     def answer(self) -> Any:
         try:
-            return batch_pipe.receive(self.ours)
+            return batch_pipe.receive(self.connection)
         except (EOFError, ConnectionError) as error:
-            raise self._death() from error
+            raise self._death_error() from error
 
-    def _death(self) -> UnavailableError:
-        self._process.join(_PATIENCE_SECONDS)
+    def _death_error(self) -> UnavailableError:
+        self._process.join(_EXIT_SECONDS)
         code = self._process.exitcode
         how = "closed its connection" if code is None else f"ended with code {code}"
         if code is not None and code < 0:
             names = {each.value: each.name for each in signal.Signals}
             how = f"was killed by {names.get(-code, f'signal {-code}')}"
         return UnavailableError(f"{self._process.name} (pid {self._process.pid}) {how}")
-
-    def hang_up(self) -> None:
-        self.ours.close()
 
     def end(self, deadline: float) -> None:
         self._process.join(max(0.0, deadline - time.monotonic()))
@@ -180,55 +174,57 @@ class _Process:
 
 
 def _serve(
-    end: socket.socket,
+    connection: socket.socket,
     inherited: list[socket.socket],
     parent: int,
     source: BatchSource,
     begin: Callable[[int], None] | None,
     number: int,
 ) -> None:
-    """What a process does until the other end is closed, or its parent is killed."""
-    for one in inherited:  # else the older processes would not see when they are closed
-        one.close()
-    # Signals that go to a whole group are the training process's business. They are not ignored, because
-    # programs that the dataset starts would ignore them, too.
+    """The main function of a loading process: it ends when the connection is closed or its parent is killed."""
+    for (
+        copy
+    ) in inherited:  # otherwise the older processes would not notice that the parent closed them
+        copy.close()
+    # The training process decides on signals that go to the whole process group. They get a handler instead of
+    # being ignored, because programs that the dataset starts would inherit an ignored signal.
     for number_of_signal in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2):
         signal.signal(number_of_signal, _do_nothing)
     if os.getppid() == parent and sys.platform.startswith("linux"):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    else:  # started by a fork server, which lives on as long as this process does
-        threading.Thread(target=_end_with, args=(end,), daemon=True).start()
+    else:  # the parent is a fork server, which lives as long as this process does
+        threading.Thread(target=_exit_on_hangup, args=(connection,), daemon=True).start()
     torch.set_num_threads(1)
     load = source.load if begin is None else _prepared(source.load, begin, number)
     try:
-        while request := end.recv(_REQUEST.size, socket.MSG_WAITALL):
-            _answer(end, load, Piece(*_REQUEST.unpack(request)))
+        while request := connection.recv(_REQUEST.size, socket.MSG_WAITALL):
+            _answer(connection, load, MicroBatch(*_REQUEST.unpack(request)))
     except (BrokenPipeError, ConnectionResetError):
         return
 
 
-Load = Callable[[Piece], Any]
+Load = Callable[[MicroBatch], Any]
 
 
 def _prepared(load: Load, begin: Callable[[int], None], number: int) -> Load:
-    """The function, after `begin`; if that raises, so does every call."""
+    """Call `begin`, then return `load`; if `begin` raises, return a function that raises its error."""
     try:
         begin(number)
     except Exception as error:  # noqa: BLE001  it is raised again where a batch is wanted
         problem = error
 
-        def refuse(_: Piece) -> Any:
+        def refuse(_: MicroBatch) -> Any:
             raise problem
 
         return refuse
     return load
 
 
-def _end_with(end: socket.socket) -> None:
-    """End the process once the other end is closed, whatever it does meanwhile."""
-    hung_up = select.poll()
-    hung_up.register(end, 0)
-    hung_up.poll()
+def _exit_on_hangup(connection: socket.socket) -> None:
+    """End this process as soon as the other end of the connection is closed, whatever its main thread does."""
+    hangup = select.poll()
+    hangup.register(connection, 0)
+    hangup.poll()
     os._exit(0)
 
 
@@ -236,26 +232,26 @@ def _do_nothing(_signal: int, _frame: object) -> None:
     pass
 
 
-def _answer(end: socket.socket, load: Load, piece: Piece) -> None:
+def _answer(connection: socket.socket, load: Load, micro_batch: MicroBatch) -> None:
     try:
-        batch = load(piece)
+        batch = load(micro_batch)
     except Exception as error:  # noqa: BLE001  it is raised again where the batch is wanted
-        batch_pipe.send(end, (None, _portable(error)))
+        batch_pipe.send(connection, (None, _portable(error)))
         return
     try:
-        batch_pipe.send(end, (batch, None))
+        batch_pipe.send(connection, (batch, None))
     except (BrokenPipeError, ConnectionResetError):
         raise
-    except Exception as error:  # noqa: BLE001  pickle does not take it
-        batch_pipe.send(end, (None, _portable(error)))
+    except Exception as error:  # noqa: BLE001  the batch cannot be pickled
+        batch_pipe.send(connection, (None, _portable(error)))
 
 
 def _portable(error: Exception) -> Exception:
-    """The error with its traceback as a note; one that pickle cannot carry is told in words."""
+    """A copy of the error with its traceback as a note; a `RuntimeError` if pickle cannot copy the error."""
     copy: Exception
     try:
         copy = pickle.loads(pickle.dumps(error))  # noqa: S301  our own bytes
-    except Exception:  # noqa: BLE001  whatever its class does to pickle
+    except Exception:  # noqa: BLE001  a class may make pickle raise anything
         copy = RuntimeError(f"{type(error).__name__}: {error}")
     copy.add_note("In a loading process:\n" + "".join(traceback.format_exception(error)))
     return copy

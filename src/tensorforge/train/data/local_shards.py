@@ -1,4 +1,4 @@
-"""A packed data set of which each worker holds only the shards that it computes."""
+"""A packed data set of which each worker stores only the shards that it computes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tensorforge.data.packed_dataset import PackedDataset
-from tensorforge.data.shard_store import ShardStore
+from tensorforge.data.segments.packed_dataset import PackedDataset
+from tensorforge.data.segments.shard_store import ShardStore
 from tensorforge.errors import (
     CapacityError,
     ConflictError,
@@ -22,7 +22,7 @@ from tensorforge.storage.opening import open_store
 
 log = logging.getLogger(__name__)
 
-_MOST_PLACES = 1024
+_MAX_PLACES = 1024
 
 
 class LocalShards:
@@ -31,10 +31,11 @@ class LocalShards:
         data = LocalShards("s3://bucket/corpus", "/scratch/shards")
         Run(model, optimizer, data, RunConfig(batch_size=48, shuffle="within_shards"))
 
-    `origin` is a packed data set: what `tensorforge data pack` writes, a folder or the URL of an object store.
-    Below `folder` each worker of a machine takes a place of its own; a worker that starts later takes over
-    the place, and the shards, of one that is gone. A sample that is not here yet, or is damaged here, is read
-    from the origin. `decode` makes of a stored sample what the collate function takes.
+    `origin` is the folder or the URL of a packed data set, which `tensorforge data pack` writes. Each
+    worker of a machine takes a subfolder of `folder`, a place, for itself; a worker that starts later takes
+    over the place of a worker that is gone, and its shards. A sample that is not stored here yet, or whose
+    copy is damaged, is read from the origin. `decode` turns a stored sample into what the collate function
+    takes.
     """
 
     def __init__(
@@ -57,12 +58,12 @@ class LocalShards:
         self._decode = decode
         self._lock: int | None = None
         self.store: ShardStore | None = None
-        """What is held here; `None` until a run opens it."""
+        """The shards that are stored here; `None` until a run opens them."""
         self.damaged: Callable[[int], None] | None = None
-        """Told of a sample whose local copy was found damaged and removed."""
+        """Called with the number of a sample whose local copy was damaged and has been removed."""
 
     def open(self) -> ShardStore:
-        """Take a place below the folder and open its store. Doing it again changes nothing."""
+        """Take a place and open its store. Doing it again changes nothing."""
         if self.store is None:
             self._lock, place = _take_place(self.folder)
             try:
@@ -73,7 +74,7 @@ class LocalShards:
         return self.store
 
     def close(self) -> None:
-        """Give the place up; what is held stays for the next worker on this machine."""
+        """Give up the place; its shards stay for the next worker on this machine."""
         if self.store is not None:
             self.store.close()
             self.store = None
@@ -85,19 +86,19 @@ class LocalShards:
         return len(self.origin)
 
     def __getitem__(self, index: int) -> Any:
-        sample = self._stored(index)
+        sample = self._read(index)
         return sample if self._decode is None else self._decode(sample)
 
     def __getitems__(self, indices: Sequence[int]) -> list[Any]:
-        """Many samples: what a batch is made of."""
+        """The samples with these numbers."""
         return [self[index] for index in indices]
 
-    def _stored(self, index: int) -> Any:
+    def _read(self, index: int) -> Any:
         if self.store is not None:
             try:
                 return self.store[index]
             except NotFoundError:
-                pass  # still on its way
+                pass  # it has not arrived yet
             except IntegrityError as error:
                 log.warning("%s; it is fetched again from the origin", str(error))
                 self.store.drop(index)
@@ -107,8 +108,8 @@ class LocalShards:
 
 
 def _take_place(folder: Path) -> tuple[int, Path]:
-    """The first place that no living process holds; its lock goes with this process."""
-    for number in range(_MOST_PLACES):
+    """Lock and return the first place that no living process has locked. The lock ends with this process."""
+    for number in range(_MAX_PLACES):
         place = folder / f"place-{number}"
         place.mkdir(parents=True, exist_ok=True)
         lock = os.open(place / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -119,5 +120,5 @@ def _take_place(folder: Path) -> tuple[int, Path]:
             continue
         return lock, place
     raise CapacityError(
-        f"{folder}: all of {_MOST_PLACES} places are taken", requested=1, available=0
+        f"{folder}: all of {_MAX_PLACES} places are taken", requested=1, available=0
     )

@@ -1,10 +1,10 @@
-"""Keeps a worker's shards where the plan wants them: serves them, fetches them, hands them over.
+"""Moves shards to the workers that the plan gives them to, while training goes on.
 
-new generation ──▶ all tell what they hold ──▶ the same plan on all ──▶ fetch in the background
-                                                                         │
-      training goes on: whoever holds a shard computes it     ◀──────────┤
-                                                                         ▼
-      a step's vote says what arrived ──▶ the shard changes hands ──▶ its old holder deletes it
+new generation ──▶ members say what they store ──▶ the same plan on all ──▶ fetch in the background
+                                                                              │
+      training goes on: a member that stores a shard computes it    ◀─────────┤
+                                                                              ▼
+      a step's vote says what arrived ──▶ the owner computes it ──▶ the old holder deletes it
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import json
 import logging
 import ssl
 from dataclasses import dataclass
-from typing import Any
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.topology import ClusterTopology
@@ -23,7 +22,7 @@ from tensorforge.data.plan.plan import DataRedistributionPlan, DataTransfer
 from tensorforge.data.plan.redistributor import DataRedistributor
 from tensorforge.data.plan.shards import DataShard, partition
 from tensorforge.data.transfer.shard_server import ShardServer
-from tensorforge.data.transfer.transfer import DataTransferManager, TransferJob
+from tensorforge.data.transfer.transfer_manager import DataTransferManager, TransferJob
 from tensorforge.errors import TensorForgeError
 from tensorforge.train.data.local_shards import LocalShards
 from tensorforge.train.data.placement import Placement, single_holders
@@ -34,7 +33,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataAccess:
-    """How workers reach each other's shards; `server_tls` and `client_tls` go together."""
+    """How workers reach each other's shards. Both of `server_tls` and `client_tls` are set, or neither."""
 
     host: str = "127.0.0.1"
     token: str | None = None
@@ -43,7 +42,7 @@ class DataAccess:
 
 
 class ShardPlane:
-    """The shards of `data` on this worker, from one generation to the next. Used by the training thread."""
+    """The shards of `data` on this worker: serves, fetches and deletes them. Used by the training thread."""
 
     def __init__(self, data: LocalShards, shards: int) -> None:
         self._data = data
@@ -55,20 +54,18 @@ class ShardPlane:
         self._rank = 0
         self._released: set[int] | None = None
         self.placement: Placement | None = None
-        self.plan: DataRedistributionPlan | None = None
         data.open()
 
     def serve(self, access: DataAccess) -> int:
-        """Begin to serve what is held here to the other workers; returns the port."""
+        """Begin to serve the stored shards to the other workers; return the port."""
         self._access = access
         self._server = ShardServer(
             self._data.open(), host=access.host, token=access.token, tls=access.server_tls
         )
         return self._server.address[1]
 
-    @property
-    def held(self) -> set[int]:
-        """The numbers of the shards that are here, whole."""
+    def _stored(self) -> set[int]:
+        """The numbers of the shards that are stored here completely."""
         here = self._data.open().held
         return {
             shard.shard_id
@@ -83,31 +80,31 @@ class ShardPlane:
         worker: WorkerId,
         config: ElasticTrainingConfig,
     ) -> DataRedistributionPlan:
-        """Tell each other what is held, plan, and begin to fetch."""
+        """Exchange with the members of a new generation what each stores, plan, and begin to fetch."""
         if self._server is not None:
             self._server.advance(topology.epoch)
-        held = self._exchange(group)
-        owned = single_holders(len(self._shards), held)
+        stored = self._exchange_stored(group)
+        assigned = single_holders(len(self._shards), stored)
         plan = DataRedistributor(config).calculate_shard_plan(
             ClusterTopology(),
             topology,
             self._shards,
-            ownership=dict(zip(topology.workers, owned, strict=True)),
+            ownership=dict(zip(topology.workers, assigned, strict=True)),
         )
         owners = [0] * len(self._shards)
         for rank, each in enumerate(topology.workers):
             for shard in plan.worker_assignments[each]:
                 owners[shard.shard_id] = rank
         self._rank, self._released = topology.rank_of(worker), None
-        self.plan, self.placement = plan, Placement(owners, held)
+        self.placement = Placement(owners, stored)
         self._fetch(plan, worker, config)
         return plan
 
-    def _exchange(self, group: GenerationGroup | None) -> list[set[int]]:
-        mine = self.held
+    def _exchange_stored(self, group: GenerationGroup | None) -> list[set[int]]:
+        stored = self._stored()
         if group is None:
-            return [mine]
-        answers = group.gather_bytes(json.dumps(sorted(mine)).encode())
+            return [stored]
+        answers = group.gather_bytes(json.dumps(sorted(stored)).encode())
         return [set(json.loads(answer)) for answer in answers]
 
     def _fetch(
@@ -131,7 +128,7 @@ class ShardPlane:
         store.clear_incoming(keep=moving)
 
     def _refetch(self, index: int) -> None:
-        """Replace a shard whose copy here was damaged."""
+        """Fetch the shard of a damaged sample again, from the origin."""
         shard = next(s for s in self._shards if s.start_index <= index < s.end_index)
         if self._manager is not None:
             move = DataTransfer(
@@ -140,17 +137,17 @@ class ShardPlane:
             self._manager.launch([move])
 
     def arrivals(self) -> list[int]:
-        """For this worker's vote: 1 for each shard that it can take over."""
+        """For this worker's vote: for each shard, 1 if it has arrived and can now be computed here."""
         if self.placement is None or self.placement.is_settled:
             return [0] * len(self._shards)
-        self._tell_of_failures()
-        return self.placement.arrived(self._rank, self.held)
+        self._log_transfers()
+        return self.placement.arrivals(self._rank, self._stored())
 
-    def hand_over(self, arrived: list[int]) -> None:
-        """Follow the vote: shards change hands, and what nobody needs here is deleted."""
+    def follow_arrivals(self, arrived: list[int]) -> None:
+        """Let the owners compute the shards that arrived, and delete the shards that are not needed here."""
         if self.placement is None:
             return
-        self.placement.hand_over(arrived)
+        self.placement.follow_arrivals(arrived)
         needed = self.placement.needed_by(self._rank)
         if needed != self._released:
             self._released = needed
@@ -159,8 +156,9 @@ class ShardPlane:
                 IntervalSet.of((shard.start_index, shard.end_index) for shard in kept)
             )
 
-    def _tell_of_failures(self) -> None:
-        """A shard that cannot be fetched stays where it is, or is read from the origin: say so once."""
+    def _log_transfers(self) -> None:
+        """Log the outcome once all transfers have ended. A shard that could not be fetched stays where it was,
+        or is read from the origin."""
         job = self._job
         if job is None or not all(future.done() for future in job.futures.values()):
             return
@@ -178,19 +176,8 @@ class ShardPlane:
             report.from_origin,
         )
 
-    def report(self) -> dict[str, Any]:
-        """What the plan moves, for people."""
-        plan = self.plan
-        if plan is None:
-            return {}
-        return {
-            "moved_shards": plan.moved_units,
-            "minimum": plan.minimum_moves,
-            "from_origin": sum(move.source_worker is None for move in plan.transfers),
-        }
-
     def close(self) -> None:
-        """Stop fetching and serving. What is held stays on the disk."""
+        """Stop fetching and serving. The stored shards stay on the disk."""
         self._data.damaged = None
         if self._manager is not None:
             self._manager.close()

@@ -11,12 +11,18 @@ from torch import nn
 from tensorforge.errors import InvalidInputError
 
 _ALIGNMENT = 16
-"""Elements: every tensor starts at a multiple, so that it is aligned alike on any number of workers."""
+"""Elements. Every tensor starts at a multiple of it, so its alignment is the same on any number of workers."""
+
+EntryIndex = tuple[int, int]
+"""The number of a group in its layout and of an entry in that group."""
+
+Entries = list[list[torch.Tensor]]
+"""For each group of a layout, one tensor per entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One tensor's place: `offset` and `size` count elements within the flat memory of its group."""
+    """Where one tensor lies: `offset` and `size` count elements within the flat memory of its group."""
 
     name: str
     shape: torch.Size
@@ -25,8 +31,11 @@ class Entry:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Tensors of one type that travel together. `summed`: added up; otherwise the first shard's are taken."""
+class FlatGroup:
+    """Tensors of one dtype that share a flat memory of `size` elements.
+
+    If `summed`, the values of all shards are added up; otherwise the value of the first shard is taken.
+    """
 
     dtype: torch.dtype
     summed: bool
@@ -38,8 +47,8 @@ class Group:
         return [flat[e.offset : e.offset + e.size].view(e.shape) for e in self.entries]
 
 
-class _Place:
-    """Where a module keeps a buffer."""
+class _BufferPath:
+    """The path of a buffer in the model. Finds the current tensor even if the module has replaced it."""
 
     def __init__(self, model: nn.Module, name: str) -> None:
         owner, _, self._key = name.rpartition(".")
@@ -50,16 +59,12 @@ class _Place:
         return self._module.get_buffer(self._key)
 
 
-EntryPlace = tuple[int, int]
-"""The number of a group and of an entry in it."""
-
-
-class Layout:
+class FlatLayout:
     """A model's trainable parameters and its buffers, divided into groups.
 
-    `parameters`, `moving` and `fixed` are in the model's order, shared ones once, and so are their places.
-    `groups` hold the parameters' gradients and the changes of floating-point buffers, by type, and the other
-    buffers as they are.
+    Summed groups, one per dtype, hold the gradients of the parameters and the changes of the floating-point
+    buffers. The other groups hold the other buffers as they are. `parameters`, `float_buffers` and
+    `other_buffers` are in the model's order, shared tensors once, and so are the lists of their entries.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -67,55 +72,51 @@ class Layout:
         if not named:
             raise InvalidInputError("model: it has no parameter that requires a gradient")
         buffers = list(model.named_buffers())
-        moving = [(name, buffer) for name, buffer in buffers if buffer.is_floating_point()]
-        fixed = [(name, buffer) for name, buffer in buffers if not buffer.is_floating_point()]
+        floats = [(name, buffer) for name, buffer in buffers if buffer.is_floating_point()]
+        others = [(name, buffer) for name, buffer in buffers if not buffer.is_floating_point()]
         self.parameters = [parameter for _, parameter in named]
-        self._moving = [_Place(model, name) for name, _ in moving]
-        self._fixed = [_Place(model, name) for name, _ in fixed]
-        self.groups = (*_groups([*named, *moving], summed=True), *_groups(fixed, summed=False))
-        places = {
-            (entry.name, group.summed): (number, place)
-            for number, group in enumerate(self.groups)
-            for place, entry in enumerate(group.entries)
+        self._float_buffers = [_BufferPath(model, name) for name, _ in floats]
+        self._other_buffers = [_BufferPath(model, name) for name, _ in others]
+        self.groups = (*_groups([*named, *floats], summed=True), *_groups(others, summed=False))
+        indexes = {
+            (entry.name, group.summed): (group_number, entry_number)
+            for group_number, group in enumerate(self.groups)
+            for entry_number, entry in enumerate(group.entries)
         }
-        self.parameter_places = [places[name, True] for name, _ in named]
-        self.moving_places = [places[name, True] for name, _ in moving]
-        self.fixed_places = [places[name, False] for name, _ in fixed]
+        self.parameter_entries = [indexes[name, True] for name, _ in named]
+        self.float_buffer_entries = [indexes[name, True] for name, _ in floats]
+        self.other_buffer_entries = [indexes[name, False] for name, _ in others]
 
     @property
-    def moving(self) -> list[torch.Tensor]:
-        """The floating-point buffers, as they are now: a module may have replaced the tensor."""
-        return [place.tensor for place in self._moving]
+    def float_buffers(self) -> list[torch.Tensor]:
+        """The current tensors of the floating-point buffers."""
+        return [path.tensor for path in self._float_buffers]
 
     @property
-    def fixed(self) -> list[torch.Tensor]:
-        """The other buffers, as they are now."""
-        return [place.tensor for place in self._fixed]
+    def other_buffers(self) -> list[torch.Tensor]:
+        """The current tensors of the other buffers."""
+        return [path.tensor for path in self._other_buffers]
 
     def no_entries(self) -> Entries:
-        """A place for every entry, with nothing in it yet."""
+        """An empty tensor for every entry, to be replaced."""
         nothing = torch.empty(0)
         return [[nothing] * len(group.entries) for group in self.groups]
 
 
-Entries = list[list[torch.Tensor]]
-"""For each group of a layout, one tensor per entry."""
+def entries_at(values: Entries, indexes: Sequence[EntryIndex]) -> list[torch.Tensor]:
+    """The tensors at `indexes`."""
+    return [values[group][entry] for group, entry in indexes]
 
 
-def entries_at(values: Entries, places: Sequence[EntryPlace]) -> list[torch.Tensor]:
-    """The tensors at `places`."""
-    return [values[group][entry] for group, entry in places]
-
-
-def _groups(named: Sequence[tuple[str, torch.Tensor]], *, summed: bool) -> list[Group]:
-    by_type: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
+def _groups(named: Sequence[tuple[str, torch.Tensor]], *, summed: bool) -> list[FlatGroup]:
+    by_dtype: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in named:
-        by_type.setdefault(tensor.dtype, []).append((name, tensor))
+        by_dtype.setdefault(tensor.dtype, []).append((name, tensor))
     groups = []
-    for dtype, members in by_type.items():
+    for dtype, members in by_dtype.items():
         entries, offset = [], 0
         for name, tensor in members:
             entries.append(Entry(name, tensor.shape, offset, tensor.numel()))
             offset += -(-tensor.numel() // _ALIGNMENT) * _ALIGNMENT
-        groups.append(Group(dtype, summed, tuple(entries), offset))
+        groups.append(FlatGroup(dtype, summed, tuple(entries), offset))
     return groups

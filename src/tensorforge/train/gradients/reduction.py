@@ -1,13 +1,14 @@
 """The sum over all members, along the tree, moving as little as a ring all-reduce does.
 
-Every member holds the sums of some nodes. The flat gradient is cut into buckets and each bucket into one
-slice per member; each member sends to each other one that one's slice of its nodes, adds up the whole tree for
-its own slice, and the finished slices are gathered. With one node per member this moves what a ring all-reduce
-moves; with k nodes the first half costs k times as much.
+Every member has the sums of some nodes. The flat gradient is cut into buckets, and each bucket into one
+slice per member. For each bucket, every member sends slice k of each of its nodes to member k (all-to-all).
+Member k adds up the tree for slice k. Then the finished slices are gathered on all members (all-gather).
+With one node per member this moves as much as a ring all-reduce; with k nodes per member the first half
+moves k times as much.
 
-Buckets go out from the end of the model to its beginning, which is the order in which a backward pass
-completes them. If there is enough to send, a thread sends each bucket as soon as it is complete, while the
-last backward pass goes on. The order of operations is the same in either case, and so on all members.
+Buckets are sent from the end of the model to its beginning, because a backward pass completes them in this
+order. If the gradient is large enough, a thread sends each bucket as soon as it is complete, while the last
+backward pass goes on. The order of operations is the same either way, and so it is the same on all members.
 """
 
 from __future__ import annotations
@@ -19,24 +20,25 @@ from dataclasses import dataclass
 
 import torch
 
-from tensorforge.train.gradients.flat_layout import Entries, EntryPlace, Layout
+from tensorforge.train.gradients.flat_layout import Entries, EntryIndex, FlatLayout
 from tensorforge.train.gradients.shard_tree import Node, ShardTree
 from tensorforge.train.group.gloo_group import GenerationGroup, GroupAbortedError
 
 _SLICE_ALIGNMENT = 16
 _IN_FLIGHT = 2
 _SLOTS = 4
-"""Buckets whose memory is in use at once: some on their way, some being gathered."""
-_LOOK_SECONDS = 0.1
+"""How many buckets use memory at once: those that are being sent and those that are being gathered."""
+_POLL_SECONDS = 0.1
 
 Wait = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Elements `[start, stop)` of a group's flat memory; `width` of them are each member's slice.
+    """Elements `[start, stop)` of the flat memory of a group; a member's slice has `width` elements.
 
-    `waits_for` are the entries that must be complete. The last bucket of a group may be padded.
+    `waits_for` are the entries that must be complete before the bucket is sent. The last bucket of a group
+    may be padded.
     """
 
     group: int
@@ -44,52 +46,53 @@ class Bucket:
     stop: int
     width: int
     waits_for: tuple[int, ...]
+    dtype: torch.dtype
 
 
 class TreeReduction:
-    """Reduces steps of one layout. Reuses its memory from step to step: a result holds until the next."""
+    """Reduces the steps of one layout. Memory is reused: a result is valid until the next step is reduced."""
 
-    def __init__(self, layout: Layout, tree: ShardTree, bucket_bytes: int) -> None:
+    def __init__(self, layout: FlatLayout, tree: ShardTree, bucket_bytes: int) -> None:
         self.layout = layout
         self._tree = tree
         self._bucket_bytes = bucket_bytes
         self._buckets: dict[int, list[Bucket]] = {}
         self._memory: dict[tuple[str, int], torch.Tensor] = {}
         self._totals: dict[int, list[torch.Tensor]] = {}
-        self._rooms: dict[int, _Room] = {}
+        self._send_buffers: dict[int, _SendBuffer] = {}
         size = sum(group.size * group.dtype.itemsize for group in layout.groups)
         self.overlaps = size >= bucket_bytes // 4
-        """Whether a thread saves more than it costs; less than that is sent at the end."""
+        """Whether the gradient is large enough for a thread that sends during the last backward pass."""
 
     def reduce(
         self,
         group: GenerationGroup | None,
         nodes: Sequence[Sequence[Node]],
-        mine: Mapping[Node, Entries],
+        sums: Mapping[Node, Entries],
     ) -> Entries:
-        """The values at the root. `nodes` are each member's, `mine` the values of ours.
+        """The values at the root. `nodes` are those of each member, `sums` the values of this member's nodes.
 
-        `GroupAbortedError` if the group breaks; `mine` is left as it was.
+        Raise `GroupAbortedError` if the group breaks; `sums` is left as it was.
         """
         if group is None or group.world_size == 1:
-            return mine[self._tree.root]
-        return self.begin(group, nodes, mine).finish()
+            return sums[self._tree.root]
+        return self.begin(group, nodes, sums).finish()
 
     def begin(
         self,
         group: GenerationGroup,
         nodes: Sequence[Sequence[Node]],
-        mine: Mapping[Node, Entries],
+        sums: Mapping[Node, Entries],
         *,
         early: bool = False,
     ) -> Exchange:
-        """Start to reduce. `early`: sums are still being added up; `Exchange.entry_ready` tells of them."""
-        return Exchange(self, group, nodes, [mine[node] for node in nodes[group.rank]], early=early)
+        """Start to reduce. `early`: sums are not final yet; call `Exchange.entry_ready` when an entry is."""
+        return Exchange(self, group, nodes, [sums[node] for node in nodes[group.rank]], early=early)
 
     def buckets(self, members: int) -> list[Bucket]:
-        """What is sent, in order; those with entries that are complete only at the end come last."""
+        """The buckets in the order of sending. Those with buffers come last, because buffers are final last."""
         if members not in self._buckets:
-            parameters = set(self.layout.parameter_places)
+            parameters = set(self.layout.parameter_entries)
             found = [
                 b for number in range(len(self.layout.groups)) for b in self._cut(number, members)
             ]
@@ -108,43 +111,40 @@ class TreeReduction:
             stop = min(group.size, start + length)
             width = -(-(stop - start) // unit) * _SLICE_ALIGNMENT
             waits_for = tuple(
-                place
-                for place, entry in enumerate(group.entries)
+                entry_number
+                for entry_number, entry in enumerate(group.entries)
                 if entry.offset < stop and start < entry.offset + max(1, entry.size)
             )
-            buckets.append(Bucket(number, start, stop, width, waits_for))
+            buckets.append(Bucket(number, start, stop, width, waits_for, group.dtype))
         return buckets
 
-    def dtype(self, bucket: Bucket) -> torch.dtype:
-        """Of the bucket's elements."""
-        return self.layout.groups[bucket.group].dtype
-
     def fold(self, bucket: Bucket, parts: Mapping[Node, torch.Tensor]) -> torch.Tensor:
-        """The tree's sum of a slice; it lies in one of the parts."""
+        """Add up one slice along the tree. The result lies in the memory of one of the parts."""
         add = _add if self.layout.groups[bucket.group].summed else _first
         return self._tree.fold(parts, add)
 
     def total(self, members: int) -> list[torch.Tensor]:
-        """Memory for the result."""
+        """The flat memory of the result, per group."""
         if members not in self._totals:
             self._totals = {members: self._flats(members)}
         return self._totals[members]
 
-    def room(self, members: int) -> Entries:
-        """Memory for the sums of one node: what lies there is sent without being packed first."""
-        if members not in self._rooms:
+    def send_buffer(self, members: int) -> Entries:
+        """Entries in flat memory, for the sums of one node: they can be sent without being packed first."""
+        if members not in self._send_buffers:
             flats = self._flats(members)
             groups = zip(self.layout.groups, flats, strict=True)
-            self._rooms = {members: _Room(flats, [group.views(flat) for group, flat in groups])}
-        return self._rooms[members].entries
+            views = [group.views(flat) for group, flat in groups]
+            self._send_buffers = {members: _SendBuffer(flats, views)}
+        return self._send_buffers[members].entries
 
     def packed(self, entries: Entries, members: int) -> list[torch.Tensor] | None:
-        """The flat memory of entries that lie in `room`."""
-        room = self._rooms.get(members)
-        return room.flats if room is not None and room.entries is entries else None
+        """The flat memory of `entries` if they are the send buffer's, otherwise `None`."""
+        buffer = self._send_buffers.get(members)
+        return buffer.flats if buffer is not None and buffer.entries is entries else None
 
     def _flats(self, members: int) -> list[torch.Tensor]:
-        """A flat memory per group; the last bucket of each has room for its padding."""
+        """One flat memory per group, with space for the padding of the group's last bucket."""
         sizes = [group.size for group in self.layout.groups]
         for bucket in self.buckets(members):
             end = bucket.start + bucket.width * members
@@ -153,7 +153,7 @@ class TreeReduction:
         return [torch.zeros(size, dtype=group.dtype) for size, group in groups]
 
     def memory(self, purpose: str, size: int, dtype: torch.dtype) -> torch.Tensor:
-        """Memory with anything in it, the same for the same purpose."""
+        """Memory with arbitrary content. The same purpose gets the same memory again."""
         found = self._memory.get((purpose, dtype.itemsize))
         if found is None or found.numel() < size * dtype.itemsize:
             found = torch.zeros(size * dtype.itemsize, dtype=torch.uint8)
@@ -161,50 +161,47 @@ class TreeReduction:
         return found[: size * dtype.itemsize].view(dtype)
 
     def forget_memory(self) -> None:
-        """gloo may still write into what dead operations hold: never use it again."""
+        """Never use the current memory again: gloo may still write into it for operations that were aborted."""
         self._memory.clear()
         self._totals.clear()
-        self._rooms.clear()
+        self._send_buffers.clear()
 
 
 class Exchange:
-    """One step's reduction under way.
-
-    Until `finish` is called the group belongs to the exchange alone.
-    """
+    """The reduction of one step, under way. Until `finish` returns nothing else may use the group."""
 
     def __init__(
         self,
         reduction: TreeReduction,
         group: GenerationGroup,
         nodes: Sequence[Sequence[Node]],
-        mine: Sequence[Entries],
+        sums: Sequence[Entries],
         *,
         early: bool,
     ) -> None:
         self._reduction = reduction
         self._group = group
         self._nodes = nodes
-        self._mine = mine
+        self._sums = sums
         self._total = reduction.total(group.world_size)
         self._error: BaseException | None = None
         self._arrival = threading.Condition()
         self._is_complete = not early
-        self._ready: set[EntryPlace] = set()
+        self._ready: set[EntryIndex] = set()
         self._thread: threading.Thread | None = None
         if early:
             name = f"exchange-{group.generation}"
             self._thread = threading.Thread(target=self._run, name=name, daemon=True)
             self._thread.start()
 
-    def entry_ready(self, place: EntryPlace) -> None:
-        """An entry's sums are complete. Never raises, never blocks."""
+    def entry_ready(self, index: EntryIndex) -> None:
+        """Note that this entry is final in all sums. Never raises, never blocks."""
         with self._arrival:
-            self._ready.add(place)
+            self._ready.add(index)
             self._arrival.notify()
 
     def finish(self) -> Entries:
-        """Everything is complete here: send the rest and return the result, or raise `GroupAbortedError`."""
+        """Return the result, or raise `GroupAbortedError`. All sums must be final."""
         if self._thread is None:
             self._run()
         else:
@@ -216,7 +213,7 @@ class Exchange:
         return [group.views(flat) for group, flat in groups]
 
     def abandon(self) -> None:
-        """The step is given up, and the group with it."""
+        """Give up the step, and the group with it."""
         self._group.abort("a step was given up")
         self._reduction.forget_memory()
         self._join()
@@ -229,7 +226,7 @@ class Exchange:
             self._thread.join()
 
     def _run(self) -> None:
-        """All operations, in an order that depends on the layout and the members alone."""
+        """Do all operations, in an order that depends on the layout and the members alone."""
         try:
             sent: deque[_Sent] = deque()
             gathers: deque[Wait] = deque()
@@ -250,37 +247,37 @@ class Exchange:
         needed = {(bucket.group, entry) for entry in bucket.waits_for}
         with self._arrival:
             while not self._is_complete and not needed <= self._ready:
-                self._arrival.wait(_LOOK_SECONDS)
+                self._arrival.wait(_POLL_SECONDS)
                 if self._group.is_aborted:
                     raise GroupAbortedError(f"generation {self._group.generation} was aborted")
 
     def _send(self, bucket: Bucket, slot: int) -> _Sent:
-        """Send everybody's slice of each of our nodes; what comes is laid node by node, by member."""
-        width, dtype = bucket.width, self._reduction.dtype(bucket)
-        counts = [len(held) for held in self._nodes]
+        """Start to send each member its slice of each of this member's nodes, one node per turn."""
+        width, dtype = bucket.width, bucket.dtype
+        counts = [len(nodes) for nodes in self._nodes]
         incoming = self._reduction.memory(f"incoming {slot}", sum(counts) * width, dtype)
         order: list[Node] = []
         waits: list[Wait] = []
         for turn in range(max(counts)):
-            senders = [held[turn] for held in self._nodes if turn < len(held)]
-            into = incoming[len(order) * width : (len(order) + len(senders)) * width]
-            order += senders
+            sent = [nodes[turn] for nodes in self._nodes if turn < len(nodes)]
+            into = incoming[len(order) * width : (len(order) + len(sent)) * width]
+            order += sent
             outgoing = torch.empty(0, dtype=dtype)
-            if turn < len(self._mine):
-                outgoing = self._outgoing(bucket, self._mine[turn], f"outgoing {slot} {turn}")
+            if turn < len(self._sums):
+                outgoing = self._outgoing(bucket, self._sums[turn], f"outgoing {slot} {turn}")
             give = [outgoing.numel() // len(counts)] * len(counts)
             take = [width if turn < count else 0 for count in counts]
             waits.append(self._group.start_all_to_all(into, outgoing, take, give))
         slices = incoming.view(-1, width).unbind()
         return _Sent(bucket, waits, dict(zip(order, slices, strict=True)))
 
-    def _outgoing(self, bucket: Bucket, mine: Entries, purpose: str) -> torch.Tensor:
-        """The bucket's part of the sums, in one piece. The gaps between entries hold anything."""
-        members, dtype = self._group.world_size, self._reduction.dtype(bucket)
-        flats = self._reduction.packed(mine, members)
+    def _outgoing(self, bucket: Bucket, sums: Entries, purpose: str) -> torch.Tensor:
+        """The bucket's part of `sums` in contiguous memory. Gaps between entries have arbitrary content."""
+        members = self._group.world_size
+        flats = self._reduction.packed(sums, members)
         if flats is not None:
             return flats[bucket.group][bucket.start : bucket.start + bucket.width * members]
-        packed = self._reduction.memory(purpose, bucket.width * members, dtype)
+        packed = self._reduction.memory(purpose, bucket.width * members, bucket.dtype)
         entries = self._reduction.layout.groups[bucket.group].entries
         for number in bucket.waits_for:
             entry = entries[number]
@@ -289,14 +286,14 @@ class Exchange:
                 min(bucket.stop, entry.offset + entry.size),
             )
             if start < stop:
-                values = mine[bucket.group][number].view(-1)
+                values = sums[bucket.group][number].view(-1)
                 packed[start - bucket.start : stop - bucket.start] = values[
                     start - entry.offset : stop - entry.offset
                 ]
         return packed
 
     def _complete(self, sent: _Sent) -> Wait:
-        """Add up our slice of a bucket and start to gather the members' slices."""
+        """Add up this member's slice of a bucket and start to gather the slices of all members."""
         for wait in sent.waits:
             wait()
         bucket = sent.bucket
@@ -307,7 +304,7 @@ class Exchange:
 
 
 @dataclass(frozen=True, slots=True)
-class _Room:
+class _SendBuffer:
     """Flat memory, and the entries in it."""
 
     flats: list[torch.Tensor]
@@ -316,7 +313,7 @@ class _Room:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A bucket on its way: `parts` will be our slices of all nodes."""
+    """A bucket that is being sent. After the waits `parts` has this member's slice of every node."""
 
     bucket: Bucket
     waits: list[Wait]

@@ -1,7 +1,7 @@
-"""The gradient of one step: a value per shard, added up along the tree.
+"""The gradient of one step on this worker: one value per shard, added up along the tree.
 
-In the last shard a parameter's gradient is taken the moment autograd has it, so that the sums can go out
-while the backward pass goes on.
+During the last backward pass of a step each parameter's gradient is collected as soon as autograd has computed
+it, so that sums can be sent while the backward pass goes on.
 """
 
 from __future__ import annotations
@@ -14,91 +14,89 @@ from typing import Any
 import torch
 
 from tensorforge.errors import ConflictError, InvalidInputError
-from tensorforge.train.gradients.flat_layout import Entries, EntryPlace, Layout, entries_at
+from tensorforge.train.gradients.flat_layout import Entries, EntryIndex, FlatLayout, entries_at
 from tensorforge.train.gradients.shard_tree import Node, ShardTree
 
-EntryReady = Callable[[EntryPlace], None]
-"""Called when an entry of the last shard's sums will change no more."""
+EntryReady = Callable[[EntryIndex], None]
+"""Called with an entry of the last shard's sums once that entry is final."""
 
 
 @dataclass(slots=True)
-class Contribution:
-    """What a node of the tree gives to the step: its sums, and how many shards used each parameter."""
+class NodeSum:
+    """A node's sums: of gradients and buffers (`values`), and how many shards used each parameter (`uses`)."""
 
     values: Entries
-    present: torch.Tensor
+    uses: torch.Tensor
     metrics: dict[int, list[float]] = field(default_factory=dict)
-    """Shard → its metrics, weighted; shards keep their own values so that sums do not depend on who adds."""
+    """Shard → its weighted metrics. They are summed only at the end, in shard order, on every member."""
 
 
 class StepGradients:
-    """Collects the shards' contributions to one step and remembers them until the step is committed.
+    """Collects the sums of the shards that this worker computes for one step, until the step is committed.
 
-    Between `begin_shard` and `end_shard` the model's buffers start from the step's initial values, and its
-    parameters' `.grad` collects one shard's gradient alone. Within `finishing` the gradients are taken as
-    autograd completes them.
+    Between `begin_shard` and `end_shard` the model's buffers start from the values that they had before the
+    step, and each parameter's `.grad` collects the gradient of one shard alone. Within `collecting` the
+    gradients are taken as autograd completes them.
     """
 
-    def __init__(self, layout: Layout, tree: ShardTree) -> None:
+    def __init__(self, layout: FlatLayout, tree: ShardTree) -> None:
         self._layout = layout
         self._tree = tree
-        self._parts: dict[Node, Contribution] = {}
-        self._initial_moving = [buffer.detach().clone() for buffer in layout.moving]
-        self._initial_fixed = [buffer.detach().clone() for buffer in layout.fixed]
+        self._sums: dict[Node, NodeSum] = {}
+        self._initial_floats = [buffer.detach().clone() for buffer in layout.float_buffers]
+        self._initial_others = [buffer.detach().clone() for buffer in layout.other_buffers]
         self._open: _OpenShard | None = None
 
     @property
     def nodes(self) -> tuple[Node, ...]:
         """The nodes that are complete here, in order."""
-        self._forget_the_broken()
-        return tuple(sorted(self._parts))
+        self._discard_unfinished_shard()
+        return tuple(sorted(self._sums))
 
-    def parts(self, nodes: Sequence[Node]) -> list[Contribution]:
-        """The contributions of `nodes`; each must be complete here."""
-        return [self._parts[node] for node in nodes]
+    def sums(self, nodes: Sequence[Node]) -> list[NodeSum]:
+        """The sums of `nodes`; each node must be complete here."""
+        return [self._sums[node] for node in nodes]
 
     def keep_only(self, nodes: Sequence[Node]) -> None:
         """Forget all nodes but these."""
-        self._forget_the_broken()
-        wanted = set(nodes)
-        for node in [node for node in self._parts if node not in wanted]:
-            del self._parts[node]
+        self._discard_unfinished_shard()
+        self._sums = {node: self._sums[node] for node in nodes}
 
     def begin_shard(self, shard: int) -> None:
-        """Make the model ready for one shard."""
-        self._forget_the_broken()
+        """Prepare the model for one shard: initial buffers, no gradients."""
+        self._discard_unfinished_shard()
         self.restore_buffers()
         for parameter in self._layout.parameters:
             parameter.grad = None
         self._open = self._open_shard(shard)
 
     def restore_buffers(self) -> None:
-        """Give the buffers their values from before the step."""
-        layout = self._layout
+        """Give the buffers the values that they had before the step."""
+        buffers = [*self._layout.float_buffers, *self._layout.other_buffers]
+        before = [*self._initial_floats, *self._initial_others]
         with torch.no_grad():
-            for buffer, initial in zip(layout.moving, self._initial_moving, strict=True):
-                buffer.copy_(initial)
-            for buffer, initial in zip(layout.fixed, self._initial_fixed, strict=True):
+            for buffer, initial in zip(buffers, before, strict=True):
                 buffer.copy_(initial)
 
-    def planned_parts(self, room: Entries) -> dict[Node, Entries]:
-        """The sums of all nodes here as they will be once the open shard is done: filled as it goes on.
+    def planned_sums(self, send_buffer: Entries) -> dict[Node, Entries]:
+        """The values of all nodes as they will be once the open shard is done; they fill while it is computed.
 
-        Those that the open shard goes into will lie in `room`, if nothing else does and they are sums.
+        The values of the node that the open shard completes will lie in `send_buffer`, unless that is occupied
+        or the shard is added to nothing.
         """
         shard = self._shard()
-        if shard.parts and all(part.values is not room for part in self._parts.values()):
-            shard.target = room
-        gone = {sibling for sibling, _ in shard.merges}
-        parts = {node: part.values for node, part in self._parts.items() if node not in gone}
-        parts[shard.node] = shard.target
-        return parts
+        if shard.siblings and all(total.values is not send_buffer for total in self._sums.values()):
+            shard.target = send_buffer
+        merged = {sibling for sibling, _ in shard.merges}
+        planned = {node: total.values for node, total in self._sums.items() if node not in merged}
+        planned[shard.node] = shard.target
+        return planned
 
     @contextmanager
-    def finishing(self, ready: EntryReady) -> Iterator[None]:
+    def collecting(self, ready: EntryReady) -> Iterator[None]:
         """Take each gradient as soon as the backward pass inside, the shard's last, has completed it.
 
-        `ready` hears of each; it must not raise.
+        `ready` is called for each gradient; it must not raise.
         """
         shard = self._shard()
         shard.is_touched = True
@@ -123,7 +121,7 @@ class StepGradients:
                     "checkpointing does; use the other kind (use_reentrant=False)"
                 )
             self._take(shard, number, parameter)
-            ready(self._layout.parameter_places[number])
+            ready(self._layout.parameter_entries[number])
 
         return take
 
@@ -131,48 +129,53 @@ class StepGradients:
         """Add a parameter's gradient, zero if it has none, to the sums, and clear it."""
         gradient = parameter.grad
         shard.taken[number] = True
-        shard.present[number] = gradient is not None
+        shard.uses[number] = gradient is not None
         value = torch.zeros_like(parameter) if gradient is None else _dense(gradient, parameter)
-        shard.add(self._layout.parameter_places[number], value)
+        shard.add(self._layout.parameter_entries[number], value)
         parameter.grad = None
 
     def end_shard(self, share: float, metrics: list[float]) -> None:
-        """Take the rest of the shard, its buffers too; `share` is its part of the step's samples."""
+        """Take the remaining gradients and the buffers; `share` is the shard's part of the step's samples."""
         layout, shard = self._layout, self._shard()
         shard.is_touched = True
         with torch.no_grad():
             for number, parameter in enumerate(layout.parameters):
                 if not shard.taken[number]:
                     self._take(shard, number, parameter)
-            moving = zip(layout.moving_places, layout.moving, self._initial_moving, strict=True)
-            for place, buffer, initial in moving:
-                shard.add(place, (buffer - initial).mul_(share))
-            for place, buffer in zip(layout.fixed_places, layout.fixed, strict=True):
-                shard.choose(place, buffer)
+            floats = zip(
+                layout.float_buffer_entries, layout.float_buffers, self._initial_floats, strict=True
+            )
+            for index, buffer, initial in floats:
+                shard.add(index, (buffer - initial).mul_(share))
+            for index, buffer in zip(
+                layout.other_buffer_entries, layout.other_buffers, strict=True
+            ):
+                shard.choose(index, buffer)
         self._close_shard(metrics)
 
-    def put_nothing(self, shard: int, metrics: int) -> None:
-        """A shard without samples in this step: it counts as zero."""
+    def add_empty_shard(self, shard: int, metrics: int) -> None:
+        """Count a shard without samples in this step as zero, with as many zero `metrics`."""
         layout = self._layout
         opened = self._open = self._open_shard(shard)
         opened.is_touched = True
         with torch.no_grad():
-            still = [*layout.parameters, *layout.moving]
-            for place, like in zip(
-                (*layout.parameter_places, *layout.moving_places), still, strict=True
+            indexes = (*layout.parameter_entries, *layout.float_buffer_entries)
+            for index, like in zip(
+                indexes, (*layout.parameters, *layout.float_buffers), strict=True
             ):
-                opened.add(place, torch.zeros_like(like))
-            for place, initial in zip(layout.fixed_places, self._initial_fixed, strict=True):
-                opened.choose(place, initial)
+                opened.add(index, torch.zeros_like(like))
+            for index, initial in zip(
+                layout.other_buffer_entries, self._initial_others, strict=True
+            ):
+                opened.choose(index, initial)
         self._close_shard([0.0] * metrics)
 
     def _open_shard(self, shard: int) -> _OpenShard:
-        leaf = (shard, shard + 1)
-        merges, node = self._tree.merges(leaf, self._parts)
-        parts = [(self._parts[sibling].values, is_left) for sibling, is_left in merges]
-        target = parts[-1][0] if parts else self._layout.no_entries()
-        present = torch.zeros(len(self._layout.parameters), dtype=torch.float64)
-        return _OpenShard(shard, node, tuple(merges), parts, target, present)
+        merges, node = self._tree.merges((shard, shard + 1), self._sums)
+        siblings = [(self._sums[sibling].values, is_left) for sibling, is_left in merges]
+        target = siblings[-1][0] if siblings else self._layout.no_entries()
+        uses = torch.zeros(len(self._layout.parameters), dtype=torch.float64)
+        return _OpenShard(shard, node, tuple(merges), siblings, target, uses)
 
     def _shard(self) -> _OpenShard:
         if self._open is None:
@@ -181,96 +184,98 @@ class StepGradients:
 
     def _close_shard(self, metrics: list[float]) -> None:
         shard, self._open = self._shard(), None
-        total = Contribution(shard.target, shard.present, {shard.number: metrics})
+        total = NodeSum(shard.target, shard.uses, {shard.number: metrics})
         for sibling, _ in shard.merges:
-            part = self._parts.pop(sibling)
-            total.present += part.present
-            total.metrics |= part.metrics
-        self._parts[shard.node] = total
+            merged = self._sums.pop(sibling)
+            total.uses += merged.uses
+            total.metrics |= merged.metrics
+        self._sums[shard.node] = total
 
-    def _forget_the_broken(self) -> None:
-        """A shard that was given up half-way has spoilt the sums that it was being added to."""
+    def _discard_unfinished_shard(self) -> None:
+        """Forget a shard that was given up half-way, and the sums into which some of it was already added."""
         shard, self._open = self._open, None
         if shard is not None and shard.is_touched:
             for sibling, _ in shard.merges:
-                del self._parts[sibling]
+                del self._sums[sibling]
 
-    def install(self, total: Entries, present: Sequence[bool]) -> None:
+    def install(self, total: Entries, used: Sequence[bool]) -> None:
         """Make the step's sum the model's gradient and advance the buffers.
 
-        A parameter that no shard used has no gradient, so that optimizers leave it alone.
+        A parameter that no shard used gets no gradient, so that optimizers leave it alone.
         """
         layout = self._layout
-        gradients = entries_at(total, layout.parameter_places)
-        for parameter, gradient, used in zip(layout.parameters, gradients, present, strict=True):
-            parameter.grad = gradient if used else None
+        gradients = entries_at(total, layout.parameter_entries)
+        for parameter, gradient, is_used in zip(layout.parameters, gradients, used, strict=True):
+            parameter.grad = gradient if is_used else None
         with torch.no_grad():
-            changes = entries_at(total, layout.moving_places)
-            before = zip(layout.moving, self._initial_moving, changes, strict=True)
-            for buffer, initial, change in before:
+            changes = entries_at(total, layout.float_buffer_entries)
+            floats = zip(layout.float_buffers, self._initial_floats, changes, strict=True)
+            for buffer, initial, change in floats:
                 buffer.copy_(initial + change)
-            fixed = entries_at(total, layout.fixed_places)
-            for buffer, value in zip(layout.fixed, fixed, strict=True):
+            others = entries_at(total, layout.other_buffer_entries)
+            for buffer, value in zip(layout.other_buffers, others, strict=True):
                 buffer.copy_(value)
 
 
 @dataclass(slots=True)
 class _OpenShard:
-    """A shard that is being computed, and the sums that it goes into.
+    """A shard that is being computed, and the sums to which it is added.
 
-    `merges` are the complete siblings that it joins on its way up, to `node`; `parts` are their sums,
-    and whether the sibling is the left one. The sum at `node` will be in `target`: the memory of the last of
-    the parts, if there are any, or memory that is meant for sending.
+    `merges` are the complete sibling nodes that the shard joins on its way up the tree to `node`, each with
+    whether it is the left sibling; `siblings` are their values. The sum at `node` will be in `target`: the
+    memory of the last sibling, if there is one, or the send buffer.
     """
 
     number: int
     node: Node
     merges: tuple[tuple[Node, bool], ...]
-    parts: list[tuple[Entries, bool]]
+    siblings: list[tuple[Entries, bool]]
     target: Entries
-    present: torch.Tensor
+    uses: torch.Tensor
     taken: list[bool] = field(init=False)
     is_touched: bool = False
+    """Whether some of the shard may have been added to its siblings' sums."""
 
     def __post_init__(self) -> None:
-        self.taken = [False] * self.present.numel()
+        self.taken = [False] * self.uses.numel()
 
-    def add(self, place: EntryPlace, value: torch.Tensor) -> None:
+    def add(self, index: EntryIndex, value: torch.Tensor) -> None:
         """Add an entry along the tree. A sum does not depend on which of its two sides it is stored in."""
-        group, entry = place
-        if not self.parts:
+        group, entry = index
+        if not self.siblings:
             self.target[group][entry] = value
             return
-        for values, _ in self.parts[:-1]:
+        for values, _ in self.siblings[:-1]:
             value = values[group][entry].add_(value)
-        torch.add(self.parts[-1][0][group][entry], value, out=self.target[group][entry])
+        torch.add(self.siblings[-1][0][group][entry], value, out=self.target[group][entry])
 
-    def choose(self, place: EntryPlace, value: torch.Tensor) -> None:
-        """Of values that are not added up the leftmost shard's is taken."""
-        group, entry = place
-        for values, is_left in self.parts:
+    def choose(self, index: EntryIndex, value: torch.Tensor) -> None:
+        """Of an entry that is not summed, keep the value of the leftmost shard."""
+        group, entry = index
+        for values, is_left in self.siblings:
             if is_left:
                 value = values[group][entry]
-        if self.parts:
+        if self.siblings:
             self.target[group][entry].copy_(value)
         else:
             self.target[group][entry] = value.clone()
 
 
-def step_facts(
-    parts: Sequence[Contribution], parameters: int, shards: int, metrics: int
+def usage_and_metrics(
+    sums: Sequence[NodeSum], parameters: int, shards: int, metrics: int
 ) -> torch.Tensor:
-    """How many shards used each parameter, then every shard's metrics, as far as is known here.
+    """How many shards used each parameter, then each shard's metrics, as far as they are known here.
 
-    The sum over all members is complete, and exact: each shard's place is filled by one of them.
+    Summed over all members this is complete, and exact: each shard's metrics come from one member, and are zero
+    on the others.
     """
-    used = torch.zeros(parameters, dtype=torch.float64)
+    uses = torch.zeros(parameters, dtype=torch.float64)
     table = torch.zeros(shards, metrics, dtype=torch.float64)
-    for part in parts:
-        used += part.present
-        for shard, values in part.metrics.items():
+    for each in sums:
+        uses += each.uses
+        for shard, values in each.metrics.items():
             table[shard] = torch.tensor(values, dtype=torch.float64)
-    return torch.cat([used, table.view(-1)])
+    return torch.cat([uses, table.view(-1)])
 
 
 def _dense(gradient: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:

@@ -1,8 +1,8 @@
-"""The fixed binary tree along which shard values are added up. Pure.
+"""The fixed binary tree along which the values of shards are added up. Pure.
 
-A node is the half-open range `(low, high)` of shard numbers below it; it splits at `(low + high) // 2`.
-The tree depends on the number of shards alone, never on who holds them, so the same additions happen in the
-same order on any number of workers: floating-point sums come out the same, bit for bit.
+A node is the half-open range `(low, high)` of the shard numbers below it; it splits at `(low + high) // 2`.
+The tree depends on the number of shards alone, not on who computes them. So the same additions happen in the
+same order on any number of workers, and floating-point sums are the same bit for bit.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Generic, TypeVar
 
 from tensorforge.errors import InvalidInputError
+from tensorforge.validation import is_whole_number
 
 Node = tuple[int, int]
 Value = TypeVar("Value")
@@ -20,7 +21,7 @@ class ShardTree:
     """The tree over shards `0 .. shards - 1`."""
 
     def __init__(self, shards: int) -> None:
-        if isinstance(shards, bool) or not isinstance(shards, int) or shards < 1:
+        if not is_whole_number(shards) or shards < 1:
             raise InvalidInputError(f"shards = {shards!r}: a tree needs at least one shard")
         self.shards = shards
         self.root: Node = (0, shards)
@@ -37,7 +38,7 @@ class ShardTree:
         return node == self.root or node in self._parents
 
     def parent(self, node: Node) -> Node | None:
-        """The node above; `None` above the root. A range that is no node is an error."""
+        """The node above; `None` for the root. A range that is no node is an error."""
         if node == self.root:
             return None
         try:
@@ -47,25 +48,17 @@ class ShardTree:
                 f"{node} is no node of the tree over {self.shards} shards"
             ) from None
 
-    def cover(self, owned: Collection[int]) -> tuple[Node, ...]:
-        """The maximal subtrees all of whose shards are `owned`, in order: what one worker adds up."""
-        mine = set(owned)
-        stray = [shard for shard in mine if not 0 <= shard < self.shards]
-        if stray:
-            raise InvalidInputError(f"shards {sorted(stray)} lie outside 0..{self.shards - 1}")
-        return self.merged((shard, shard + 1) for shard in mine)
-
     def merged(self, nodes: Iterable[Node]) -> tuple[Node, ...]:
-        """What is left of disjoint `nodes` when siblings are joined for as long as there are any."""
-        found: TreeSum[None] = TreeSum(self, lambda _left, _right: None)
+        """The fewest nodes with the same shards as disjoint `nodes`: two siblings become their parent."""
+        total: TreeSum[None] = TreeSum(self, lambda _left, _right: None)
         for node in nodes:
-            found.put(node, None)
-        return tuple(sorted(found.parts))
+            total.put(node, None)
+        return tuple(sorted(total.parts))
 
     def merges(self, node: Node, parts: Collection[Node]) -> tuple[list[tuple[Node, bool]], Node]:
-        """The siblings among `parts` that `node` joins on its way up, and the node where that ends.
+        """The siblings among `parts` that `node` joins on its way up the tree, and the node where that ends.
 
-        Each sibling comes with whether it is the left one.
+        Each sibling comes with whether it is the left one of the two.
         """
         joined: list[tuple[Node, bool]] = []
         while True:
@@ -80,7 +73,7 @@ class ShardTree:
             node = parent
 
     def fold(self, parts: Mapping[Node, Value], add: Callable[[Value, Value], Value]) -> Value:
-        """The value at the root, from parts that together are the whole tree."""
+        """The value at the root, from the values of nodes that together have all shards, each once."""
         total: TreeSum[Value] = TreeSum(self, add)
         for node, value in parts.items():
             total.put(node, value)
@@ -90,10 +83,10 @@ class ShardTree:
 
 
 class TreeSum(Generic[Value]):
-    """A sum under way: takes nodes in any order and joins siblings as soon as both are there.
+    """A sum along the tree that takes nodes in any order and joins two siblings as soon as both are there.
 
-    With the shards of a subtree put in order at most one part per level is alive, like the digits of a
-    binary counter. `add(left, right)` may reuse the memory of either.
+    If shards are put in order, there is at most one part per level of the tree, as with the digits of a binary
+    counter. `add(left, right)` may reuse the memory of either.
     """
 
     def __init__(self, tree: ShardTree, add: Callable[[Value, Value], Value]) -> None:
@@ -102,7 +95,7 @@ class TreeSum(Generic[Value]):
         self.parts: dict[Node, Value] = {}
 
     def put(self, node: Node, value: Value) -> None:
-        """Take the value of `node`; one that is part of the sum already is an error."""
+        """Add the value of `node`. A node that has a shard of an earlier one is an error."""
         for low, high in self.parts:
             if low < node[1] and node[0] < high:
                 raise InvalidInputError(f"{node} overlaps {(low, high)}, which is there already")
@@ -119,7 +112,7 @@ def is_leaf(node: Node) -> bool:
 
 
 def children(node: Node) -> tuple[Node, Node]:
-    """The two halves of a node that is no leaf."""
+    """The left and the right half of a node that is no leaf."""
     low, high = node
     middle = (low + high) // 2
     return (low, middle), (middle, high)

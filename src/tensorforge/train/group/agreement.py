@@ -1,10 +1,10 @@
-"""What the members of a new generation do first: come to one state, and divide the next step.
+"""What the members of a new generation do first: come to one state.
 
-1. Each tells which step it has committed, which one it has prepared, and in which generation.
-2. Whoever was in the newest generation and holds the complete gradient of the next step commits it too, if
-   somebody did or may have: nobody ever goes back.
-3. Whoever is still behind is healed by those who are not.
-4. All compare a digest of the whole state.
+1. Each member reports which step it has committed, which one it has prepared, and in which generation.
+2. The members of the newest generation that have the complete gradient of the next step commit it now, if some
+   member has committed it or may have. So no member ever goes back.
+3. Members that are still behind are healed by those that are not.
+4. All members compare a digest of the state.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import xxhash
@@ -20,26 +21,29 @@ from tensorforge.errors import IntegrityError, InvalidInputError
 from tensorforge.train.gradients.shard_tree import Node
 from tensorforge.train.group import healing
 from tensorforge.train.group.gloo_group import GenerationGroup
-from tensorforge.train.loop.training_state import Prepared, TrainingState
+from tensorforge.train.loop.training_state import PreparedStep, TrainingState
 
 NOTHING_PREPARED = -2
 
 
-@dataclass(frozen=True, slots=True)
-class Facts:
-    """What one member says of itself."""
+class MemberReport(NamedTuple):
+    """What one member reports of itself."""
 
     committed_step: int
     prepared_step: int
     generation: int
     """The last generation in which this member was in a working group; 0 for a newcomer."""
-    script: int
+    fingerprint: int
     """A hash of the model's layout and the run's settings."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
-    """What follows from the facts: the step that all will stand at, and how each one gets there."""
+class Decision:
+    """What follows from the reports: the step that all members will have committed, and how each gets there.
+
+    The members in `roll_forward` commit the step that they have prepared; then `donors` send the state to
+    `newcomers`. Members are ranks.
+    """
 
     target_step: int
     roll_forward: tuple[int, ...]
@@ -47,130 +51,136 @@ class Verdict:
     newcomers: tuple[int, ...]
 
 
-def decide(facts: Sequence[Facts]) -> Verdict:
-    """Judge the members' facts. Pure; every member comes to the same verdict.
+def decide(reports: Sequence[MemberReport]) -> Decision:
+    """Decide from the members' reports. Pure; every member comes to the same decision.
 
-    A step may have been applied by somebody who is gone. That needs the votes of all members of that
-    generation, so it can only be if every survivor of the newest generation has prepared the step.
+    A member that is gone may have committed the next step. That needed the votes of all members of its
+    generation, so it is possible only if every survivor of the newest generation has prepared the step.
     """
-    target = max(fact.committed_step for fact in facts)
-    newest = max(fact.generation for fact in facts if fact.committed_step == target)
+    target = max(report.committed_step for report in reports)
+    newest = max(report.generation for report in reports if report.committed_step == target)
     voters = [
         rank
-        for rank, fact in enumerate(facts)
-        if fact.committed_step == target and fact.generation == newest
+        for rank, report in enumerate(reports)
+        if report.committed_step == target and report.generation == newest
     ]
     behind = {
         rank
-        for rank, fact in enumerate(facts)
-        if fact.committed_step == target - 1 and fact.prepared_step == target
+        for rank, report in enumerate(reports)
+        if report.committed_step == target - 1 and report.prepared_step == target
     }
-    if all(facts[rank].prepared_step == target + 1 for rank in voters):
+    if all(reports[rank].prepared_step == target + 1 for rank in voters):
         rolling, target = tuple(voters), target + 1
         donors = rolling
     else:
         rolling = tuple(sorted(behind))
         donors = tuple(
             rank
-            for rank, fact in enumerate(facts)
-            if fact.committed_step == target or rank in behind
+            for rank, report in enumerate(reports)
+            if report.committed_step == target or rank in behind
         )
-    newcomers = tuple(rank for rank in range(len(facts)) if rank not in donors)
-    return Verdict(target, rolling, donors, newcomers)
+    newcomers = tuple(rank for rank in range(len(reports)) if rank not in donors)
+    return Decision(target, rolling, donors, newcomers)
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """The outcome: what healing moved, and the nodes of the next step that each member still holds.
+    """The outcome on this member.
 
-    `rolled_forward`: this member has committed the step that it had prepared.
+    `healed_bytes`: what this member sent or received. `rolled_forward`: whether this member has committed
+    the step that it had prepared. `finished_nodes`: the nodes of the next step that each member has
+    finished.
     """
 
     healed_bytes: int
     rolled_forward: bool
     digest: str
-    held: tuple[tuple[Node, ...], ...]
+    finished_nodes: tuple[tuple[Node, ...], ...]
 
 
 def agree(
     group: GenerationGroup | None,
     state: TrainingState,
     *,
-    prepared: Prepared | None,
+    prepared: PreparedStep | None,
     generation: int,
     restore: Callable[[], None] | None,
-    held: Callable[[], tuple[Node, ...]],
+    finished_nodes: Callable[[], tuple[Node, ...]],
 ) -> Agreement:
-    """Bring all members to one state. `restore` loads a checkpoint, where there is one, into a fresh run.
+    """Bring all members to one state.
 
-    `held` is asked after the state has settled: the nodes of the next step that are complete here.
+    If no member has committed a step, rank 0 calls `restore`, which loads a checkpoint if there is one.
+    `finished_nodes` is called once the state is settled; it returns the nodes of the next step that are
+    complete on this member.
     """
-    script = fingerprint(state)
+    hashed = fingerprint(state)
 
-    def mine() -> Facts:
+    def own_report() -> MemberReport:
         prepared_step = NOTHING_PREPARED if prepared is None else prepared.step
-        return Facts(state.committed_step, prepared_step, generation, script)
+        return MemberReport(state.committed_step, prepared_step, generation, hashed)
 
-    facts = _exchange(group, mine())
-    if restore is not None and all(fact.committed_step == -1 for fact in facts):
+    reports = _exchange_reports(group, own_report())
+    if restore is not None and all(report.committed_step == -1 for report in reports):
         if group is None or group.rank == 0:
             restore()
-        facts = _exchange(group, mine())
+        reports = _exchange_reports(group, own_report())
     if state.base_workers is None:
-        state.base_workers = len(facts)
-    verdict = decide(facts)
+        state.base_workers = len(reports)
+    decision = decide(reports)
     rank = 0 if group is None else group.rank
-    if rank in verdict.roll_forward and prepared is not None:
+    if rank in decision.roll_forward and prepared is not None:
         state.commit(prepared)
     if group is None:
         digest = state.capture().digest().hex()
-        return Agreement(0, bool(verdict.roll_forward), digest, (held(),))
-    return _heal(group, state, verdict, held)
+        return Agreement(0, bool(decision.roll_forward), digest, (finished_nodes(),))
+    return _heal(group, state, decision, finished_nodes)
 
 
-def _exchange(group: GenerationGroup | None, fact: Facts) -> list[Facts]:
+def _exchange_reports(group: GenerationGroup | None, own: MemberReport) -> list[MemberReport]:
     if group is None:
-        return [fact]
-    numbers = [fact.committed_step, fact.prepared_step, fact.generation, fact.script]
-    everything = torch.empty(4 * group.world_size, dtype=torch.int64)
-    group.all_gather(everything, torch.tensor(numbers, dtype=torch.int64))
-    facts = [Facts(*(int(n) for n in row)) for row in everything.view(-1, 4).tolist()]
-    odd = [rank for rank, other in enumerate(facts) if other.script != facts[0].script]
+        return [own]
+    gathered = torch.empty(len(own) * group.world_size, dtype=torch.int64)
+    group.all_gather(gathered, torch.tensor(own, dtype=torch.int64))
+    reports = [MemberReport(*map(int, row)) for row in gathered.view(-1, len(own)).tolist()]
+    odd = [r for r, report in enumerate(reports) if report.fingerprint != reports[0].fingerprint]
     if odd:
         raise InvalidInputError(
             f"ranks {odd} have another model or other settings than rank 0: "
             "all workers must run the same script with the same arguments"
         )
-    return facts
+    return reports
 
 
 def _heal(
     group: GenerationGroup,
     state: TrainingState,
-    verdict: Verdict,
-    held: Callable[[], tuple[Node, ...]],
+    decision: Decision,
+    finished_nodes: Callable[[], tuple[Node, ...]],
 ) -> Agreement:
-    is_donor = group.rank in verdict.donors
-    flat = state.capture() if is_donor else None
-    digest = flat.digest().hex() if flat is not None else ""
-    nodes = held() if is_donor else ()
+    is_donor = group.rank in decision.donors
+    digest = state.capture().digest().hex() if is_donor else ""
+    nodes = finished_nodes() if is_donor else ()
     answers = [
         json.loads(answer) for answer in group.gather_bytes(json.dumps([digest, nodes]).encode())
     ]
-    digests = [bytes.fromhex(answers[rank][0]) for rank in verdict.donors]
-    donors, newcomers = verdict.donors, verdict.newcomers
-    if len(set(digests)) > 1:
-        if verdict.target_step >= 0:
-            healing.require_equal(digests, verdict.target_step)
-        # A fresh run whose processes drew different weights: the first one's are everybody's.
+    digests = {rank: bytes.fromhex(answers[rank][0]) for rank in decision.donors}
+    donors, newcomers = decision.donors, decision.newcomers
+    if len(set(digests.values())) > 1:
+        if decision.target_step >= 0:
+            found = ", ".join(f"rank {rank}: {each.hex()[:12]}" for rank, each in digests.items())
+            raise IntegrityError(
+                f"the members' states differ after step {decision.target_step}: {found}"
+            )
+        # The processes of a fresh run have initialised their weights differently: take those of rank 0.
         donors, newcomers = (0,), tuple(range(1, group.world_size))
+    expected = digests[donors[0]]
     healed = 0
     if newcomers:
-        healed = _transfer(group, state, donors, newcomers, expected=digests[0])
+        healed = _transfer(group, state, donors, newcomers, expected=expected)
     return Agreement(
         healed,
-        group.rank in verdict.roll_forward,
-        digests[0].hex(),
+        group.rank in decision.roll_forward,
+        expected.hex(),
         tuple(
             () if rank in newcomers else tuple((low, high) for low, high in answer[1])
             for rank, answer in enumerate(answers)
@@ -186,21 +196,22 @@ def _transfer(
     *,
     expected: bytes,
 ) -> int:
+    """Send the state from the donors to the newcomers and compare digests; return this member's bytes."""
     if group.rank in donors:
         moved = healing.donate(group, state.capture(), donors, newcomers)
     else:
         flat, moved = healing.receive(group, donors)
         state.restore(flat)
     digest = state.capture().digest() if group.rank in newcomers else expected
-    everybody = group.gather_bytes(digest)
-    odd = [rank for rank, other in enumerate(everybody) if other != expected]
+    digests = group.gather_bytes(digest)
+    odd = [rank for rank, other in enumerate(digests) if other != expected]
     if odd:
         raise IntegrityError(f"ranks {odd} have another state after healing than their donors")
     return moved
 
 
 def fingerprint(state: TrainingState) -> int:
-    """A hash of what must be the same on all workers; 62 bits."""
+    """A 62-bit hash of what must be the same on all workers: settings, shapes, optimizer, data set size."""
     parts = [
         repr(state.config),
         *(f"{n} {p.dtype} {tuple(p.shape)}" for n, p in state.model.named_parameters()),

@@ -1,21 +1,21 @@
-"""Membership in a cluster that a coordinator leads."""
+"""Membership in a cluster that is led by a coordinator."""
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import ssl
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.protocol.access import TlsOptions
 from tensorforge.elastic.worker.worker import ElasticWorker
 from tensorforge.encoding import decode
+from tensorforge.environment import CA, CERT, CONFIG, COORDINATOR, HOST, KEY, TOKEN, WORKER_ID
 from tensorforge.errors import (
     ClosedError,
     ConfigurationError,
@@ -23,10 +23,10 @@ from tensorforge.errors import (
     TrainingAbortedError,
 )
 from tensorforge.train.data.shard_plane import DataAccess
-from tensorforge.train.group.membership import Gathering, Progress, RunEnd
+from tensorforge.train.group.membership import RunEnd
 
 _STORE = "store"
-_LAST_WORDS_SECONDS = 30.0
+_FLUSH_SECONDS = 30.0
 
 
 class ElasticMembership:
@@ -47,26 +47,27 @@ class ElasticMembership:
         *,
         serve: Callable[[DataAccess], int] | None = None,
     ) -> ElasticMembership:
-        """The place that a launcher describes in `TENSORFORGE_*` variables.
+        """The membership that a launcher describes in `TENSORFORGE_*` variables.
 
-        `serve` begins to give this worker's shards to others, and returns the port for that.
+        `serve` begins to serve this worker's shards to the others and returns the port.
         """
-        settings = os.environ if environment is None else environment
-        address = settings["TENSORFORGE_COORDINATOR"]
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal():
-            raise ConfigurationError("TENSORFORGE_COORDINATOR", address, "must be HOST:PORT")
-        here = settings.get("TENSORFORGE_HOST") or _address_towards(host, int(port))
-        name = settings.get("TENSORFORGE_WORKER_ID") or f"{socket.gethostname()}-{os.getpid()}"
-        token, tls = settings.get("TENSORFORGE_TOKEN") or None, _tls(settings)
-        config = _config(settings.get("TENSORFORGE_CONFIG"))
+        address = COORDINATOR.read(environment)
+        if address is None:
+            raise ConfigurationError(COORDINATOR.name, "", COORDINATOR.kind.rule)
+        here = HOST.read(environment) or _address_towards(address)
+        name = WORKER_ID.read(environment) or f"{socket.gethostname()}-{os.getpid()}"
+        token, tls = TOKEN.read(environment), _tls(environment)
+        payload = CONFIG.read(environment)
+        config = (
+            ElasticTrainingConfig() if payload is None else decode(payload, ElasticTrainingConfig)
+        )
         data_port = 0 if serve is None else serve(_data_access(here, token, tls))
         worker = ElasticWorker(WorkerId(name, here, data_port), config, token=token, tls=tls)
         return cls(address, worker, config)
 
     @property
     def worker_id(self) -> WorkerId:
-        """Who this is."""
+        """This worker's name and address."""
         return self._worker.worker_id
 
     def connect(
@@ -92,7 +93,7 @@ class ElasticMembership:
     def ready(
         self, generation: int, committed_step: int, prepared_step: int | None, store: str | None
     ) -> None:
-        """Answer the rescale barrier."""
+        """Answer the first half of the rescale barrier."""
         self._worker.ready(
             generation,
             committed_step=committed_step,
@@ -100,8 +101,8 @@ class ElasticMembership:
             attributes={} if store is None else {_STORE: store},
         )
 
-    def wait_for_gathering(self, generation: int, timeout: float) -> Gathering | None:
-        """Wait for all members' answers."""
+    def wait_for_store(self, generation: int, timeout: float) -> str | None:
+        """Wait for the formation notice, which carries what each member said when it was ready."""
         try:
             formation = self._worker.wait_for_formation(timeout)
         except (StaleGenerationError, TrainingAbortedError, ClosedError):
@@ -109,27 +110,26 @@ class ElasticMembership:
         if formation is None or formation.generation != generation:
             return None
         first = formation.topology.workers[0]
-        store = formation.members[first.id].attributes.get(_STORE, "")
-        return Gathering(formation.generation, formation.topology, store)
+        return str(formation.members[first.id].attributes.get(_STORE, ""))
 
     def formed(self, generation: int, moved: Mapping[str, int]) -> None:
-        """The second half of the barrier."""
+        """Answer the second half of the rescale barrier."""
         self._worker.formed(generation, {what: count for what, count in moved.items() if count})
 
-    def report(self, progress: Progress) -> None:
-        """Progress goes out with the next heartbeat."""
+    def report(self, step: CommittedStep) -> None:
+        """Send the committed step with the next heartbeat."""
         self._worker.report_progress(
-            progress.generation,
-            progress.epoch,
-            progress.step,
-            progress.learning_rate,
-            progress.samples,
-            progress.metrics,
-            global_batch_size=progress.global_batch_size,
+            step.generation,
+            step.epoch,
+            step.step,
+            step.learning_rate,
+            step.samples,
+            step.metrics,
+            global_batch_size=step.samples,
         )
 
     def suspect(self, generation: int, reason: str) -> None:
-        """Have the coordinator look into it."""
+        """Ask the coordinator to find out which member is gone."""
         self._worker.suspect(generation, None, reason)
 
     def leave(self, reason: str) -> bool:
@@ -138,45 +138,34 @@ class ElasticMembership:
         return True
 
     def wait_for_release(self, timeout: float) -> bool:
-        """Wait until the others have formed without this worker."""
+        """Wait until the other workers have formed a generation without this one."""
         return self._worker.wait_for_release(timeout)
 
     def finish(self, reason: str) -> None:
-        """Training is complete."""
+        """Report that training is complete."""
         self._worker.finish(reason)
 
     def abort(self, reason: str, traceback: str) -> None:
-        """Tell what this worker's code raised; whether the run ends is for the coordinator to say."""
+        """Report what the training code raised; the coordinator decides whether the run ends."""
         self._worker.abort(reason, traceback)
 
     def close(self) -> None:
-        """Say the last words and disconnect."""
+        """Send what is still to be sent, then disconnect."""
         if self._is_connected:
             self._is_connected = False
-            self._worker.flush(_LAST_WORDS_SECONDS)
+            self._worker.flush(_FLUSH_SECONDS)
         self._worker.disconnect()
 
 
-def _config(text: str | None) -> ElasticTrainingConfig:
-    if not text:
-        return ElasticTrainingConfig()
-    try:
-        payload = json.loads(text)
-    except ValueError as error:
-        raise ConfigurationError("TENSORFORGE_CONFIG", text, f"is not JSON: {error}") from error
-    return decode(payload, ElasticTrainingConfig)
-
-
-def _tls(settings: Mapping[str, str]) -> TlsOptions | None:
-    names = {"ca": "TENSORFORGE_CA", "certificate": "TENSORFORGE_CERT", "key": "TENSORFORGE_KEY"}
-    paths: dict[str, Any] = {
-        field: Path(settings[name]) for field, name in names.items() if settings.get(name)
-    }
-    return TlsOptions(**paths) if paths else None
+def _tls(environment: Mapping[str, str] | None) -> TlsOptions | None:
+    ca, certificate, key = (variable.read(environment) for variable in (CA, CERT, KEY))
+    if ca is None and certificate is None and key is None:
+        return None
+    return TlsOptions(ca=ca, certificate=certificate, key=key)
 
 
 def _data_access(host: str, token: str | None, tls: TlsOptions | None) -> DataAccess:
-    """Workers that have certificates of the job's authority demand them of each other."""
+    """With certificates of the job's authority, workers also demand certificates of each other."""
     if tls is None or tls.ca is None or tls.certificate is None:
         return DataAccess(host=host, token=token)
     return DataAccess(
@@ -188,7 +177,7 @@ def _data_access(host: str, token: str | None, tls: TlsOptions | None) -> DataAc
 
 
 def _mutual(side: Any, tls: TlsOptions) -> ssl.SSLContext:
-    """Both sides show a certificate of the same authority; workers have no names to compare."""
+    """Both sides must show a certificate of the same authority. Host names are not compared."""
     context = ssl.SSLContext(side)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_REQUIRED
@@ -197,13 +186,14 @@ def _mutual(side: Any, tls: TlsOptions) -> ssl.SSLContext:
         context.load_cert_chain(str(tls.certificate), tls.key)
     except OSError as error:
         raise ConfigurationError(
-            "TENSORFORGE_CERT", tls.certificate, f"is of no use: {error}"
+            CERT.name, tls.certificate, f"cannot be loaded: {error}"
         ) from error
     return context
 
 
-def _address_towards(host: str, port: int) -> str:
-    """This machine's address on the way to `host`; nothing is sent to find it."""
+def _address_towards(address: str) -> str:
+    """This machine's address on the route to `address`. Nothing is sent to find it."""
+    host, _, port = address.rpartition(":")
     family, kind, _, _, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(target)

@@ -1,8 +1,9 @@
-"""Bringing newcomers to the others' state: raw tensors from several donors at once, then a digest.
+"""Sends the state to newcomers: raw tensors, from several donors at once.
 
-The state goes over in rounds of one chunk. Each donor sends its own part of the chunk to every newcomer, so
-the donors share the work evenly and no disk is involved. Everything runs inside the new generation's group:
-if somebody dies meanwhile, all of it is aborted and done again by the next generation.
+The state is sent in rounds of at most `ROUND_BYTES` bytes. In each round every donor sends its own part to
+every newcomer, so all donors send about as much, and no disk is involved. Everything runs inside the group
+of the new generation: if a member dies meanwhile, the group is aborted and the next generation begins
+again.
 """
 
 from __future__ import annotations
@@ -12,33 +13,32 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from tensorforge.errors import IntegrityError
 from tensorforge.train.group.gloo_group import GenerationGroup
 from tensorforge.train.loop.flat_state import FlatState, empty_like_header, tensor_bytes
 
-CHUNK_BYTES = 8 << 20
+ROUND_BYTES = 8 << 20
 _IN_FLIGHT = 2
 
-Piece = tuple[int, int, int]
-"""Bytes `[start, stop)` of a tensor: its number, start, stop."""
+ByteRange = tuple[int, int, int]
+"""Bytes of a tensor: the number of the tensor, start, stop."""
 
 
-def chunks(sizes: Sequence[int], limit: int = CHUNK_BYTES) -> Iterator[list[Piece]]:
-    """Cut tensors of `sizes` bytes into chunks of at most `limit` bytes; small ones share a chunk."""
-    chunk: list[Piece] = []
-    room = limit
+def rounds(sizes: Sequence[int], limit: int = ROUND_BYTES) -> Iterator[list[ByteRange]]:
+    """Divide tensors of `sizes` bytes into rounds of at most `limit` bytes; small tensors share a round."""
+    ranges: list[ByteRange] = []
+    left = limit
     for index, size in enumerate(sizes):
         start = 0
         while start < size:
-            stop = min(size, start + room)
-            chunk.append((index, start, stop))
-            room -= stop - start
+            stop = min(size, start + left)
+            ranges.append((index, start, stop))
+            left -= stop - start
             start = stop
-            if room == 0:
-                yield chunk
-                chunk, room = [], limit
-    if chunk:
-        yield chunk
+            if left == 0:
+                yield ranges
+                ranges, left = [], limit
+    if ranges:
+        yield ranges
 
 
 def donate(
@@ -47,15 +47,15 @@ def donate(
     donors: Sequence[int],
     newcomers: Sequence[int],
 ) -> int:
-    """Send our part of `state` to the newcomers; returns the bytes sent."""
+    """Send this donor's part of `state` to the newcomers; return the number of bytes sent."""
     group.gather_bytes(state.header() if group.rank == donors[0] else b"")
     views = [tensor_bytes(tensor) for tensor in state.tensors]
-    place, sent = donors.index(group.rank), 0
+    number, sent = donors.index(group.rank), 0
     window: deque[Callable[[], None]] = deque()
-    for chunk in chunks([view.numel() for view in views]):
-        packed = _pack(views, chunk)
+    for ranges in rounds([view.numel() for view in views]):
+        packed = _pack(views, ranges)
         bounds = _bounds(packed.numel(), len(donors))
-        part = packed[bounds[place] : bounds[place + 1]]
+        part = packed[bounds[number] : bounds[number + 1]]
         outgoing = part if len(newcomers) == 1 else part.repeat(len(newcomers))
         sizes = [part.numel() if rank in newcomers else 0 for rank in range(group.world_size)]
         nothing = torch.empty(0, dtype=torch.uint8)
@@ -69,20 +69,20 @@ def donate(
 
 
 def receive(group: GenerationGroup, donors: Sequence[int]) -> tuple[FlatState, int]:
-    """The donors' state and how many bytes came."""
+    """Receive the donors' state; return it and the number of bytes received."""
     state = empty_like_header(group.gather_bytes(b"")[donors[0]])
     views = [tensor.reshape(-1).view(torch.uint8) for tensor in state.tensors]
-    window: deque[tuple[Callable[[], None], list[Piece], torch.Tensor]] = deque()
+    window: deque[tuple[Callable[[], None], list[ByteRange], torch.Tensor]] = deque()
     received = 0
     nothing = torch.empty(0, dtype=torch.uint8)
-    for chunk in chunks([view.numel() for view in views]):
-        buffer = torch.empty(sum(stop - start for _, start, stop in chunk), dtype=torch.uint8)
+    for ranges in rounds([view.numel() for view in views]):
+        buffer = torch.empty(sum(stop - start for _, start, stop in ranges), dtype=torch.uint8)
         bounds = _bounds(buffer.numel(), len(donors))
         sizes = [0] * group.world_size
-        for place, donor in enumerate(donors):
-            sizes[donor] = bounds[place + 1] - bounds[place]
+        for number, donor in enumerate(donors):
+            sizes[donor] = bounds[number + 1] - bounds[number]
         wait = group.start_all_to_all(buffer, nothing, sizes, [0] * group.world_size)
-        window.append((wait, chunk, buffer))
+        window.append((wait, ranges, buffer))
         received += buffer.numel()
         if len(window) > _IN_FLIGHT:
             _unpack(views, *window.popleft())
@@ -95,28 +95,21 @@ def _bounds(size: int, parts: int) -> list[int]:
     return [size * part // parts for part in range(parts + 1)]
 
 
-def require_equal(digests: Sequence[bytes], step: int) -> None:
-    """Raise `IntegrityError` unless all members have the same state."""
-    if len(set(digests)) > 1:
-        found = ", ".join(f"rank {rank}: {d.hex()[:12]}" for rank, d in enumerate(digests))
-        raise IntegrityError(f"the members' states differ after step {step}: {found}")
-
-
-def _pack(views: Sequence[torch.Tensor], chunk: Sequence[Piece]) -> torch.Tensor:
-    if len(chunk) == 1:
-        index, start, stop = chunk[0]
+def _pack(views: Sequence[torch.Tensor], ranges: Sequence[ByteRange]) -> torch.Tensor:
+    if len(ranges) == 1:
+        index, start, stop = ranges[0]
         return views[index][start:stop]
-    return torch.cat([views[index][start:stop] for index, start, stop in chunk])
+    return torch.cat([views[index][start:stop] for index, start, stop in ranges])
 
 
 def _unpack(
     views: Sequence[torch.Tensor],
     wait: Callable[[], None],
-    chunk: Sequence[Piece],
+    ranges: Sequence[ByteRange],
     buffer: torch.Tensor,
 ) -> None:
     wait()
     offset = 0
-    for index, start, stop in chunk:
+    for index, start, stop in ranges:
         views[index][start:stop] = buffer[offset : offset + stop - start]
         offset += stop - start

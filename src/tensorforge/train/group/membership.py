@@ -1,17 +1,18 @@
-"""How training knows who takes part: a small protocol and its simplest implementations.
+"""How a worker knows which workers take part: the protocol, and the implementation without a coordinator.
 
-`ElasticMembership` (in `elastic_membership`) speaks to a coordinator. The ones here need none: a run of one
-process, and a fixed set of processes started by something like torchrun, which cannot lose a member.
+`FixedMembership` is for one process, or for a fixed set of processes that something like torchrun has started
+and that cannot lose a member. `ElasticMembership` (in `elastic_membership`) is led by a coordinator.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
+from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
@@ -20,46 +21,19 @@ from tensorforge.errors import ConfigurationError, TrainingAbortedError
 
 
 @dataclass(frozen=True, slots=True)
-class Gathering:
-    """All members of a generation have answered: who they are, by rank, and rank 0's store."""
-
-    generation: int
-    topology: ClusterTopology
-    store: str
-
-
-@dataclass(frozen=True, slots=True)
 class RunEnd:
-    """The run is over for everybody. `outcome`: `"completed"`, `"stopped"` or `"aborted"`."""
+    """The run is over on all workers. `outcome`: `"completed"`, `"stopped"` or `"aborted"`."""
 
     outcome: str
     reason: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
-    """A committed step, as it is reported."""
-
-    generation: int
-    epoch: int
-    step: int
-    learning_rate: float
-    samples: int
-    global_batch_size: int
-    metrics: Mapping[str, float] = field(default_factory=dict)
-
-
 class Membership(Protocol):
-    """This worker's place in the cluster.
-
-    `connect` starts it; from then on `rescaling_requested` is called, from any thread and without
-    blocking, for each generation in which this worker is a member or stops being one, and `run_ended` when
-    there is nothing more to do. All other calls but the two waits return at once.
-    """
+    """This worker's membership in the cluster. All calls but the two waits return at once."""
 
     @property
     def worker_id(self) -> WorkerId:
-        """Who this is."""
+        """This worker's name and address."""
         ...
 
     @property
@@ -73,45 +47,53 @@ class Membership(Protocol):
         run_ended: Callable[[RunEnd], None],
         fenced: Callable[[str], None],
     ) -> None:
-        """Join. `fenced` is called when the cluster took this worker for dead and went on."""
+        """Join the cluster. From then on any thread may call the callbacks, which must not block.
+
+        `rescaling_requested`: a generation begins in which this worker is a member or stops being one.
+        `run_ended`: the run is over. `fenced`: the cluster has given this worker up for dead and goes on.
+        """
         ...
 
     def ready(
         self, generation: int, committed_step: int, prepared_step: int | None, store: str | None
     ) -> None:
-        """This worker has stopped; rank 0 of the new generation offers its store."""
+        """Say that this worker waits for `generation` to form, at which step, and rank 0's `store` address."""
         ...
 
-    def wait_for_gathering(self, generation: int, timeout: float) -> Gathering | None:
-        """Wait until all members of `generation` are ready; `None` if it was superseded or time is up."""
+    def wait_for_store(self, generation: int, timeout: float) -> str | None:
+        """Wait until all members of `generation` are ready; return the address of rank 0's store.
+
+        The address is empty if there is one member. `None` if another generation follows instead, the run has
+        ended, or `timeout` seconds are over.
+        """
         ...
 
     def formed(self, generation: int, moved: Mapping[str, int]) -> None:
-        """This worker is in the new group, with the same state as the others; what that moved."""
+        """Say that this worker is in the group, with the state of all members, and what was moved for that."""
         ...
 
-    def report(self, progress: Progress) -> None:
-        """Tell of a committed step."""
+    def report(self, step: CommittedStep) -> None:
+        """Report a committed step."""
         ...
 
     def suspect(self, generation: int, reason: str) -> None:
-        """The group broke and nobody has said why."""
+        """Report that the group broke for a reason that is not known here."""
         ...
 
     def leave(self, reason: str) -> bool:
-        """Ask to go after the current step; `False` if there is nobody to ask, and the run must stop."""
+        """Ask for a generation without this worker; `False` if no coordinator can make one."""
         ...
 
     def wait_for_release(self, timeout: float) -> bool:
-        """Wait until nobody needs this worker any more."""
+        """Wait until the other workers have formed a generation without this one; return whether they have."""
         ...
 
     def finish(self, reason: str) -> None:
-        """Training is complete, on all members."""
+        """Report that training is complete on all members."""
         ...
 
     def abort(self, reason: str, traceback: str) -> None:
-        """The training code failed on this worker."""
+        """Report that the training code raised on this worker."""
         ...
 
     def close(self) -> None:
@@ -120,7 +102,7 @@ class Membership(Protocol):
 
 
 class FixedMembership:
-    """A set of processes that never changes. With one process it needs nobody and nothing."""
+    """A set of processes that never changes. `master` is the HOST:PORT at which several processes meet."""
 
     def __init__(self, rank: int = 0, world_size: int = 1, master: str = "") -> None:
         if not 0 <= rank < world_size:
@@ -134,11 +116,10 @@ class FixedMembership:
         self._host, _, self._port = (master or "127.0.0.1:0").rpartition(":")
         self._workers = tuple(WorkerId(f"rank{n}", self._host, 0) for n in range(world_size))
         self._store: Any = None
-        self._address = ""
 
     @classmethod
     def from_environment(cls) -> FixedMembership:
-        """The place that torchrun and its like describe with RANK, WORLD_SIZE and MASTER_ADDR."""
+        """The rank and the size that torchrun and its like set in RANK, WORLD_SIZE and MASTER_ADDR."""
         if "WORLD_SIZE" not in os.environ:
             return cls()
         try:
@@ -153,7 +134,7 @@ class FixedMembership:
 
     @property
     def worker_id(self) -> WorkerId:
-        """Who this is."""
+        """This process, named by its rank."""
         return self._workers[self._rank]
 
     @property
@@ -164,13 +145,13 @@ class FixedMembership:
     def connect(
         self,
         rescaling_requested: Callable[[RescalingEvent], None],
-        run_ended: Callable[[RunEnd], None],  # noqa: ARG002  nobody ends such a run from outside
+        run_ended: Callable[[RunEnd], None],  # noqa: ARG002
         fenced: Callable[[str], None],  # noqa: ARG002
     ) -> None:
-        """Announce the only generation that there will be."""
-        nobody = ClusterTopology()
-        everybody = nobody.succeed(self._workers)
-        rescaling_requested(RescalingEvent.between(nobody, everybody, "the run starts"))
+        """Announce the only generation."""
+        empty = ClusterTopology()
+        first = empty.succeed(self._workers)
+        rescaling_requested(RescalingEvent.between(empty, first, "the run starts"))
 
     def ready(
         self,
@@ -197,42 +178,40 @@ class FixedMembership:
         if store is not None:
             self._store.set("tensorforge/store", store)
 
-    def wait_for_gathering(self, generation: int, timeout: float) -> Gathering | None:
-        """Learn rank 0's store."""
-        address = ""
-        if self._world_size > 1:
-            self._store.wait(["tensorforge/store"], timedelta(seconds=timeout))
-            address = self._store.get("tensorforge/store").decode()
-        topology = ClusterTopology(workers=self._workers, epoch=generation)
-        return Gathering(generation, topology, address)
+    def wait_for_store(self, generation: int, timeout: float) -> str | None:  # noqa: ARG002
+        """Read the address that rank 0 published."""
+        if self._world_size == 1:
+            return ""
+        self._store.wait(["tensorforge/store"], timedelta(seconds=timeout))
+        return str(self._store.get("tensorforge/store").decode())
 
     def formed(self, generation: int, moved: Mapping[str, int]) -> None:
-        """Nobody has to know."""
+        """Do nothing: no coordinator waits for it."""
 
-    def report(self, progress: Progress) -> None:
-        """Nobody watches."""
+    def report(self, step: CommittedStep) -> None:
+        """Do nothing: no coordinator collects reports."""
 
     def suspect(self, generation: int, reason: str) -> None:  # noqa: ARG002
-        """Without a coordinator nobody can go on."""
+        """Raise `TrainingAbortedError`: a fixed set of processes cannot go on without a member."""
         raise TrainingAbortedError(
             f"a member was lost ({reason}), and this run has a fixed set of processes; "
             "start it with `tensorforge run` to survive that"
         )
 
     def leave(self, reason: str) -> bool:  # noqa: ARG002
-        """Nobody else can take over."""
+        """Refuse: the other processes cannot go on without this one."""
         return False
 
     def wait_for_release(self, timeout: float) -> bool:  # noqa: ARG002
-        """Nobody holds it."""
+        """Return at once: no coordinator has to release this process."""
         return True
 
     def finish(self, reason: str) -> None:
-        """Nobody has to know."""
+        """Do nothing: all processes end by themselves."""
 
     def abort(self, reason: str, traceback: str) -> None:
-        """The others see the broken connections."""
+        """Do nothing: the other processes notice the broken connections."""
 
     def close(self) -> None:
-        """Give up the store."""
+        """Drop the store."""
         self._store = None

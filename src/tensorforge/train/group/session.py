@@ -1,11 +1,11 @@
-"""From a rescale to a working group: how one process follows the generations.
+"""From a rescale to a working group: how one worker follows the generations.
 
-    event ──▶ stop ──▶ ready ──▶ all gathered ──▶ connect ──▶ agree and heal ──▶ formed
-                ▲                                                                  │
-                └────────────── a newer event, or a broken connection ◀────────────┘
+    event ──▶ stop ──▶ ready ──▶ all are ready ──▶ connect ──▶ agree and heal ──▶ formed
+                ▲                                                                   │
+                └────────────── a newer event, or a broken connection ◀─────────────┘
 
-Everything but the two callbacks runs in the training thread. The callbacks abort the group of the moment
-and return.
+Everything but the three callbacks of the membership runs in the training thread. A callback notes what
+happened, aborts the current group if the group has become useless, and returns.
 """
 
 from __future__ import annotations
@@ -17,30 +17,45 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.errors import DeadlineExceededError, StaleGenerationError
 from tensorforge.train.group.gloo_group import GenerationGroup, GenerationStore, GroupAbortedError
-from tensorforge.train.group.membership import Gathering, Membership, RunEnd
+from tensorforge.train.group.membership import Membership, RunEnd
 
 log = logging.getLogger(__name__)
 
 _SIGNAL_POLL_SECONDS = 0.25
 _RELEASE_SECONDS = 5.0
+_GENERATION_SECONDS = 600.0
+"""How long a member waits for the next generation to form."""
 
 
-class Standing(Enum):
-    """What has become of this worker."""
+class FormOutcome(Enum):
+    """This worker is in a working group, or the cluster goes on without it, or the run is over for all."""
 
     MEMBER = "member"
     RELEASED = "released"
     ENDED = "ended"
 
 
+class Requests(NamedTuple):
+    """Whether a later generation waits (`drain`), this worker shall leave, and the run shall stop, after
+    the step.
+
+    Before the vote each field is 0 or 1; after the vote it counts the members that request it.
+    """
+
+    drain: int
+    leave: int
+    stop: int
+
+
 @dataclass(slots=True)
 class FormationTimes:
-    """One formation as this worker saw it; milliseconds per phase, in order."""
+    """One formation as this worker saw it: milliseconds per phase, in order, and what was moved."""
 
     generation: int
     reason: str
@@ -49,30 +64,25 @@ class FormationTimes:
     moved: dict[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where this worker stands when it stops."""
-
-    committed_step: int
-    prepared_step: int | None
-
-
 class Session:
-    """The current generation and its group."""
+    """This worker's current generation and its group, and what was requested of the worker meanwhile.
 
-    def __init__(
-        self, membership: Membership, *, patience: float = 600.0, connect_timeout: float = 10.0
-    ) -> None:
+    Signal handlers set `leave_reason` and `stop_reason`; `requests` brings both into the vote of the next step.
+    """
+
+    def __init__(self, membership: Membership) -> None:
         self._membership = membership
-        self._patience = patience
-        self._connect_timeout = connect_timeout
         self._condition = threading.Condition()
         self._newest: RescalingEvent | None = None
-        self._noticed = time.monotonic()
-        self._ended: RunEnd | None = None
+        self._newest_at = time.monotonic()
+        self.ended: RunEnd | None = None
+        """Why the run is over, or `None` while it is not."""
         self._fenced_generation = 0
         self.leave_reason: str | None = None
-        """Set by a signal handler: this worker wants to go, also if it is waiting for a generation."""
+        self.stop_reason: str | None = None
+        self._asked_to_leave = False
+        self.is_stopping = False
+        """Whether a vote has decided that the run stops."""
         self.generation = 0
         self.rank = 0
         self.world_size = 1
@@ -81,18 +91,18 @@ class Session:
         self._retired: GenerationGroup | None = None
         self._store: GenerationStore | None = None
         self._is_formed = False
-        self.spared_ports: frozenset[int] = frozenset()
-        self.times: list[FormationTimes] = []
+        self.formations: list[FormationTimes] = []
+        """Every formation in which this worker became a member, oldest first."""
 
     @property
     def is_formed(self) -> bool:
-        """Whether there is a group that works, as far as is known."""
+        """Whether this worker is in a group that works, as far as is known."""
         return self._is_formed and not self.interrupted
 
     @property
     def interrupted(self) -> bool:
-        """Whether the current group is beyond use: do not start more work with it."""
-        if self._ended is not None or self._fenced_generation >= self.generation > 0:
+        """Whether the current group cannot commit any more, so that more work with it is pointless."""
+        if self.ended is not None or self._fenced_generation >= self.generation > 0:
             return True
         newest = self._newest
         if newest is not None and newest.urgent and newest.new_topology.epoch > self.generation:
@@ -100,15 +110,15 @@ class Session:
         return self.group is not None and self.group.is_aborted
 
     @property
-    def drain_wanted(self) -> bool:
+    def drain_requested(self) -> bool:
         """Whether a later generation waits for the end of the current step."""
         newest = self._newest
         return newest is not None and newest.new_topology.epoch > self.generation
 
     @property
-    def ended(self) -> RunEnd | None:
-        """Why the run is over, if it is."""
-        return self._ended
+    def last_formed_generation(self) -> int:
+        """The last generation in which this worker was in a working group; 0 before the first."""
+        return self.formations[-1].generation if self.formations else 0
 
     def connect(self) -> None:
         """Join the cluster."""
@@ -120,7 +130,7 @@ class Session:
             if event.new_topology.epoch <= known:
                 return
             self._newest = event
-            self._noticed = time.monotonic()
+            self._newest_at = time.monotonic()
             group = self.group if event.urgent else None
             self._condition.notify_all()
         if group is not None and group.generation < event.new_topology.epoch:
@@ -128,7 +138,7 @@ class Session:
 
     def _on_ended(self, end: RunEnd) -> None:
         with self._condition:
-            self._ended = end
+            self.ended = end
             group = self.group
             self._condition.notify_all()
         if group is not None:
@@ -141,25 +151,44 @@ class Session:
         if group is not None:
             group.abort(f"the cluster went on without this worker: {reason}")
 
-    def break_up(self, error: BaseException) -> None:
-        """The group failed under our hands."""
-        log.info("generation %d broke: %s", self.generation, error)
-        if not self.drain_wanted and self._ended is None:
-            self._membership.suspect(self.generation, str(error))
-        self._drop_group()
+    def requests(self) -> Requests:
+        """What this worker brings into the vote of the current step."""
+        return Requests(
+            drain=int(self.drain_requested),
+            leave=int(self.leave_reason is not None),
+            stop=int(self.stop_reason is not None),
+        )
 
-    def retire(self) -> None:
-        """Use the group no more, but leave it open: others may still be in its last vote."""
+    def follow(self, requests: Requests) -> None:
+        """Act on the counts of a vote. Every member acts on the same counts after the same step."""
+        if requests.stop or requests.leave == self.world_size:
+            self.is_stopping = True  # if all members leave, no member is left to go on
+        elif self.leave_reason is not None and not self._asked_to_leave:
+            self._asked_to_leave = True
+            if not self._membership.leave(self.leave_reason):
+                self.stop_reason = self.leave_reason
+        if requests.drain:
+            self._retire_group()
+
+    def _retire_group(self) -> None:
+        """Stop using the group but leave it open, because other members may still be in its last vote."""
         self._is_formed = False
         with self._condition:
             self._retired, self.group = self.group, None
 
+    def abandon_group(self, error: BaseException) -> None:
+        """Drop the group because an operation failed in it; report that, unless the reason is known already."""
+        log.info("generation %d broke: %s", self.generation, error)
+        if not self.drain_requested and self.ended is None:
+            self._membership.suspect(self.generation, str(error))
+        self._drop_group()
+
     def _drop_group(self) -> None:
         self._is_formed = False
         with self._condition:
-            gone = [group for group in (self.group, self._retired) if group is not None]
+            groups = [group for group in (self.group, self._retired) if group is not None]
             self.group = self._retired = None
-        for group in gone:
+        for group in groups:
             group.close()
         if self._store is not None:
             self._store.close()
@@ -167,56 +196,57 @@ class Session:
 
     def form(
         self,
-        position: Callable[[], Position],
+        position: Callable[[], tuple[int, int | None]],
         agree: Callable[[GenerationGroup | None], dict[str, int]],
-    ) -> Standing:
+    ) -> FormOutcome:
         """Follow the newest generation until there is a group in which `agree` has succeeded.
 
-        `agree` brings all members to one state and returns what that moved.
+        `position` returns the last committed step and the prepared step, if there is one. `agree` brings all
+        members to one state and returns what was moved for that.
         """
         if self.group is not None:
             self._drop_group()
         while True:
             event = self._await_event()
-            if event is None and self._ended is None:
+            if event is None and self.ended is None:
                 self._membership.leave(self.leave_reason or "")
                 self._membership.wait_for_release(_RELEASE_SECONDS)
-                return Standing.RELEASED
+                return FormOutcome.RELEASED
             if event is None:
-                return Standing.ENDED
+                return FormOutcome.ENDED
             if self._membership.worker_id not in event.new_topology:
-                self._membership.wait_for_release(self._patience)
-                return Standing.RELEASED
+                self._membership.wait_for_release(_GENERATION_SECONDS)
+                return FormOutcome.RELEASED
             times = FormationTimes(
                 event.new_topology.epoch, event.trigger_reason, event.new_topology.world_size
             )
-            clock = _Clock(times, self._noticed)
+            clock = _PhaseClock(times, self._newest_at)
             try:
-                gathering = self._gather(event, position(), clock)
-                if gathering is None:
-                    if self._ended is None and self._membership.wait_for_release(0):
-                        return Standing.RELEASED
+                store = self._await_members(event, *position(), clock)
+                if store is None:
+                    if self.ended is None and self._membership.wait_for_release(0):
+                        return FormOutcome.RELEASED
                     continue
-                self._connect_group(gathering)
+                self._connect_group(store)
                 clock.mark("connect")
                 times.moved = agree(self.group)
                 clock.mark("agree")
             except (GroupAbortedError, StaleGenerationError) as error:
-                self.break_up(error)
+                self.abandon_group(error)
                 continue
             self._membership.formed(self.generation, times.moved)
             self._is_formed = True
-            self.times.append(times)
-            return Standing.MEMBER
+            self.formations.append(times)
+            return FormOutcome.MEMBER
 
     def _await_event(self) -> RescalingEvent | None:
-        """The newest event that was not followed yet; `None` when the run has ended or this worker is to go."""
-        # A joiner or a standby waits for as long as the coordinator lets it.
-        patience = self._patience if self.generation else math.inf
-        deadline = time.monotonic() + patience
+        """The newest event that was not followed yet; `None` if the run has ended or this worker leaves."""
+        # A worker that was never a member waits for as long as the coordinator lets it.
+        timeout = _GENERATION_SECONDS if self.generation else math.inf
+        deadline = time.monotonic() + timeout
         with self._condition:
             while True:
-                if self._ended is not None:
+                if self.ended is not None:
                     return None
                 if self._newest is not None and self._newest.new_topology.epoch > self.generation:
                     return self._newest
@@ -225,66 +255,74 @@ class Session:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise DeadlineExceededError(
-                        f"no new generation after {self.generation} within {self._patience:g} s: "
-                        "the coordinator is away, or there are too few workers"
+                        f"no generation followed generation {self.generation} within "
+                        f"{_GENERATION_SECONDS:g} s: the coordinator is away, or there are too few workers"
                     )
                 # Short waits, because a signal handler cannot notify.
                 self._condition.wait(min(left, _SIGNAL_POLL_SECONDS))
 
-    def _gather(self, event: RescalingEvent, position: Position, clock: _Clock) -> Gathering | None:
+    def _await_members(
+        self,
+        event: RescalingEvent,
+        committed_step: int,
+        prepared_step: int | None,
+        clock: _PhaseClock,
+    ) -> str | None:
+        """Enter the event's generation and wait until all its members are ready.
+
+        Return the address of rank 0's store; `None` if another generation follows instead.
+        """
         topology = event.new_topology
         self.generation = topology.epoch
         self.rank = topology.rank_of(self._membership.worker_id)
         self.world_size = topology.world_size
         self.topology = topology
-        store = None
+        offered = None
         if self.rank == 0 and self.world_size > 1:
             self._store = GenerationStore(self._membership.worker_id.hostname)
-            store = self._store.address
+            offered = self._store.address
         clock.mark("stop")
-        self._membership.ready(
-            topology.epoch, position.committed_step, position.prepared_step, store
-        )
-        gathering = self._membership.wait_for_gathering(topology.epoch, self._patience)
+        self._membership.ready(self.generation, committed_step, prepared_step, offered)
+        store = self._membership.wait_for_store(self.generation, _GENERATION_SECONDS)
         clock.mark("gather")
-        if self._retired is not None:  # everybody stands at the barrier, so everybody is through
+        if (
+            self._retired is not None
+        ):  # all members are ready, so no member is in its last vote any more
             self._retired.close()
             self._retired = None
-        if gathering is None or gathering.generation != topology.epoch:
+        if store is None:
             self._drop_group()
-            return None
-        return gathering
+        return store
 
-    def _connect_group(self, gathering: Gathering) -> None:
+    def _connect_group(self, store: str) -> None:
         if self.world_size == 1:
             return
         group = GenerationGroup(
-            store=gathering.store,
-            generation=gathering.generation,
+            store=store,
+            generation=self.generation,
             rank=self.rank,
             world_size=self.world_size,
             host=self._membership.worker_id.hostname,
-            connect_timeout=self._connect_timeout,
-            spared_ports=self.spared_ports,
         )
         with self._condition:
             self.group = group
-        if self.interrupted:  # an event that came before the group could be aborted by it
+        if self.interrupted:  # by an event that came before `self.group` was set
             group.abort("a later generation follows")
         group.form()
 
     def close(self) -> None:
-        """Leave the cluster, then give up the group: others may still read our last words from it."""
+        """Leave the cluster, then drop the group: other members may still read the last message from it."""
         self._membership.close()
         self._drop_group()
 
 
-class _Clock:
+class _PhaseClock:
     def __init__(self, times: FormationTimes, started: float) -> None:
         self._times = times
         self._last = started
 
     def mark(self, phase: str) -> None:
+        """Note the milliseconds since the previous mark as the duration of `phase`."""
         now = time.monotonic()
         self._times.phases[phase] = round((now - self._last) * 1000, 3)
         self._last = now

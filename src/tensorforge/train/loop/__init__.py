@@ -1,1 +1,1 @@
-"""What a training script sees: the run, its steps, and the state that a commit changes."""
+"""What a training script sees, the run and its steps, and what they use: the engine and the training state."""

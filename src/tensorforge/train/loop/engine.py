@@ -1,176 +1,201 @@
-"""The work on one step among the members of a generation: who computes what, the sum, the vote."""
+"""The work on one step among the members of a generation: who computes what, the sum, the vote, the commit."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 
 from tensorforge.data.plan.shards import DataShard
-from tensorforge.train.data.batch_loading import Piece, pieces
+from tensorforge.train.data.batch_loading import BatchLoader, MicroBatch, micro_batches
 from tensorforge.train.data.shard_plane import ShardPlane
-from tensorforge.train.gradients.flat_layout import Entries, Layout
+from tensorforge.train.gradients.flat_layout import Entries, FlatLayout
 from tensorforge.train.gradients.reduction import Exchange, TreeReduction
-from tensorforge.train.gradients.shard_gradients import EntryReady, StepGradients, step_facts
+from tensorforge.train.gradients.shard_gradients import (
+    EntryReady,
+    StepGradients,
+    usage_and_metrics,
+)
 from tensorforge.train.gradients.shard_tree import Node, ShardTree
 from tensorforge.train.gradients.step_work import Share, share_work
-from tensorforge.train.group.session import Session
-from tensorforge.train.loop.step import Step, StepHost
-from tensorforge.train.loop.training_state import Prepared, TrainingState
-
-
-class Wishes(NamedTuple):
-    """What members want to happen after a step: each counts those who do."""
-
-    drain: int
-    leaving: int
-    stop: int
+from tensorforge.train.group.gloo_group import GroupAbortedError
+from tensorforge.train.group.session import Requests, Session
+from tensorforge.train.loop.step import Step
+from tensorforge.train.loop.training_state import PreparedStep, TrainingState
 
 
 class StepEngine:
-    """Carries attempts at steps from the division of the work to a vote that everybody won.
+    """Carries each attempt at a step from the division of the work to the commit.
 
-    What is left of a failed attempt is kept for the next one. `prepared` is a step whose gradient is
-    complete here and whose vote is open.
+    If an attempt fails, its finished sums are kept for the next attempt at the same step. `prepared` is the
+    step whose gradient is complete here while its vote is open. `committed` is called after each commit,
+    with the step and the counts of its vote.
     """
 
-    def __init__(self, state: TrainingState, session: Session, plane: ShardPlane | None) -> None:
+    def __init__(
+        self,
+        state: TrainingState,
+        session: Session,
+        plane: ShardPlane | None,
+        committed: Callable[[PreparedStep, Requests], None],
+    ) -> None:
         self._state = state
-        self._session = session
+        self.session = session
         self._plane = plane
-        config = state.config
-        self._layout = Layout(state.model)
-        self._tree = ShardTree(config.shards)
-        self._reduction = TreeReduction(self._layout, self._tree, config.bucket_bytes)
-        self._metrics = ("loss", *config.metrics)
+        self._committed = committed
+        self.config = state.config
+        self._layout = FlatLayout(state.model)
+        self._tree = ShardTree(self.config.shards)
+        self._reduction = TreeReduction(self._layout, self._tree, self.config.bucket_bytes)
+        self._metrics = ("loss", *self.config.metrics)
         self._attempt: _Attempt | None = None
         self._exchange: Exchange | None = None
         self._shares: tuple[Share, ...] = ()
-        self.prepared: Prepared | None = None
+        self.prepared: PreparedStep | None = None
 
-    def held_nodes(self) -> tuple[Node, ...]:
-        """What is left of an attempt at the next step, if that step will have the same samples."""
+    def finished_nodes(self) -> tuple[Node, ...]:
+        """The nodes that a failed attempt has finished here, if the next attempt will have the same samples."""
         attempt = self._attempt
         if attempt is None or attempt.number != self._state.committed_step + 1:
             return ()
-        if attempt.taken != self._state.next_batch(self._session.world_size):
+        if attempt.taken != self._state.next_batch(self.session.world_size):
             return ()
         return attempt.gradients.nodes
 
-    def divide(self, held: Sequence[Sequence[Node]]) -> None:
-        """Divide the next step among the members, of whom each one holds some nodes already."""
-        self._shares = self._divided(held)
-        kept = self._shares[self._session.rank].kept
+    def divide(self, finished: Sequence[Sequence[Node]]) -> None:
+        """Divide the next step among the members; `finished` are the nodes that each member has already."""
+        self._shares = self._divided(finished)
+        kept = self._shares[self.session.rank].kept
         if kept and self._attempt is not None:
             self._attempt.gradients.keep_only(kept)
         else:
             self._attempt = None
 
-    def _divided(self, held: Sequence[Sequence[Node]]) -> tuple[Share, ...]:
-        places = None
+    def _divided(self, finished: Sequence[Sequence[Node]]) -> tuple[Share, ...]:
+        computed_by = None
         if self._plane is not None and self._plane.placement is not None:
-            places = self._plane.placement.places
-        return share_work(self._tree, held, places)
+            computed_by = self._plane.placement.computed_by
+        return share_work(self._tree, finished, computed_by)
 
-    def upcoming(self, first: Piece) -> Iterator[Piece]:
-        """What is to be loaded here, from a piece of the current step on, as long as nothing changes."""
-        rank, workers = self._session.rank, self._session.world_size
-        accumulation = self._state.config.accumulation
+    def upcoming(self, first: MicroBatch) -> Iterator[MicroBatch]:
+        """This worker's micro-batches from `first` (in the current step) on, as long as nothing changes."""
+        rank, workers = self.session.rank, self.session.world_size
+        accumulation = self.config.accumulation
         steps = self._state.batches_ahead(workers)
 
-        def mine(compute: Sequence[int]) -> Iterator[Piece]:
+        def of_next_step(shards: Sequence[int]) -> Iterator[MicroBatch]:
             epoch, taken = next(steps)
-            for shard in compute:
-                yield from pieces(epoch, taken[shard], accumulation)
+            for shard in shards:
+                yield from micro_batches(epoch, taken[shard], accumulation)
 
-        now = list(mine(self._shares[rank].compute))
-        yield from now[now.index(first) :] if first in now else (first,)
+        current = list(of_next_step(self._shares[rank].compute))
+        yield from current[current.index(first) :] if first in current else (first,)
         partition = self._state.ledger.partition
-        always = [s for s in self._divided([()] * workers)[rank].compute if partition[s].size]
-        while always:
-            yield from mine(always)
+        later = [s for s in self._divided([()] * workers)[rank].compute if partition[s].size]
+        while later:
+            yield from of_next_step(later)
 
-    def next_step(self, host: StepHost) -> Step:
-        """An attempt at the next step."""
+    def next_step(self, batches: BatchLoader) -> Step:
+        """Begin an attempt at the next step, whose micro-batches come from `batches`."""
         state = self._state
-        number, taken = state.committed_step + 1, state.next_batch(self._session.world_size)
+        number, taken = state.committed_step + 1, state.next_batch(self.session.world_size)
         if self._attempt is None:
             self._attempt = _Attempt(number, taken, StepGradients(self._layout, self._tree))
         return Step(
-            host,
+            self,
+            batches,
             number=number,
             epoch=state.epoch,
             taken=taken,
-            compute=self._shares[self._session.rank].compute,
+            compute=self._shares[self.session.rank].compute,
             gradients=self._attempt.gradients,
         )
 
     def begin_exchange(self, step: Step) -> EntryReady | None:
-        """Send sums while the last backward pass goes on, if it pays."""
-        group = self._session.group
-        if group is None or not self._reduction.overlaps or self._session.interrupted:
+        """Begin to send sums during the last backward pass; `None` if sending them afterwards is as good."""
+        group = self.session.group
+        if group is None or not self._reduction.overlaps or self.session.interrupted:
             return None
-        parts = step.gradients.planned_parts(self._reduction.room(group.world_size))
-        self._exchange = self._reduction.begin(group, self._nodes(), parts, early=True)
+        sums = step.gradients.planned_sums(self._reduction.send_buffer(group.world_size))
+        self._exchange = self._reduction.begin(group, self._nodes(), sums, early=True)
         return self._exchange.entry_ready
 
     def abandon_exchange(self) -> None:
-        """The attempt is given up, and the group with it."""
+        """Give up the exchange that is under way, if any, and the group with it."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.abandon()
 
-    def prepare(self, step: Step) -> Prepared:
-        """The complete gradient of the step; it is remembered until the vote is known."""
+    def commit(self, step: Step) -> bool:
+        """Sum the gradient over all members, vote, and apply the step; return whether the step is committed.
+
+        If the group breaks before the vote is known here, nothing is applied. The next generation then decides
+        whether all members apply the prepared step or none does (see `agreement`).
+        """
+        if self.session.interrupted:
+            self.abandon_exchange()
+            return False
+        try:
+            prepared = self.prepared = self._prepare(step)
+            requests = self._vote()
+        except GroupAbortedError as error:
+            self.session.abandon_group(error)
+            return False
+        self._state.commit(prepared)
+        self.prepared = self._attempt = None
+        self.divide([()] * self.session.world_size)
+        step.metrics, step.is_committed = prepared.metrics, True
+        self._committed(prepared, requests)
+        self.session.follow(requests)
+        return True
+
+    def _prepare(self, step: Step) -> PreparedStep:
+        """Complete the step's gradient and metrics over all members."""
         nodes = self._nodes()
-        mine = step.gradients.parts(nodes[self._session.rank])
+        sums = step.gradients.sums(nodes[self.session.rank])
         count, names = len(self._layout.parameters), self._metrics
-        facts = step_facts(mine, count, self._tree.shards, len(names))
-        total = self._sum(nodes, [part.values for part in mine])
-        if self._session.group is not None:
-            self._session.group.all_reduce(facts)
+        facts = usage_and_metrics(sums, count, self._tree.shards, len(names))
+        total = self._total(nodes, [each.values for each in sums])
+        if self.session.group is not None:
+            self.session.group.all_reduce(facts)
         values = facts[count:].view(self._tree.shards, len(names)).sum(dim=0).tolist()
-        self.prepared = Prepared(
+        return PreparedStep(
             step=step.number,
-            workers=self._session.world_size,
+            epoch=step.epoch,
+            workers=self.session.world_size,
             taken=step.taken,
             gradients=step.gradients,
             total=total,
-            present=(facts[:count] > 0).tolist(),
+            used=(facts[:count] > 0).tolist(),
             metrics=dict(zip(names, values, strict=True)),
         )
-        return self.prepared
 
     def _nodes(self) -> list[tuple[Node, ...]]:
-        """What each member holds once its part of the step is computed."""
+        """The nodes that each member has once its share of the step is computed."""
         return [share.nodes(self._tree) for share in self._shares]
 
-    def _sum(self, nodes: list[tuple[Node, ...]], mine: list[Entries]) -> Entries:
+    def _total(self, nodes: list[tuple[Node, ...]], sums: list[Entries]) -> Entries:
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             return exchange.finish()
-        own = dict(zip(nodes[self._session.rank], mine, strict=True))
-        return self._reduction.reduce(self._session.group, nodes, own)
+        own = dict(zip(nodes[self.session.rank], sums, strict=True))
+        return self._reduction.reduce(self.session.group, nodes, own)
 
-    def vote(self, wishes: Wishes) -> Wishes:
-        """Everybody holds the complete gradient, or this raises. Wishes are exchanged on the way.
+    def _vote(self) -> Requests:
+        """Return the counts of all members' requests. Once it returns, every member has prepared the step.
 
-        So is which shards have arrived at their owners: after the step they change hands.
+        The vote also says which shards have arrived at their owners; from the next step on these compute them.
         """
+        requests = self.session.requests()
         arrived = [] if self._plane is None else self._plane.arrivals()
-        ballot = torch.tensor([*wishes, *arrived], dtype=torch.int64)
-        if self._session.group is not None:
-            self._session.group.all_reduce(ballot)
+        ballot = torch.tensor([*requests, *arrived], dtype=torch.int64)
+        if self.session.group is not None:
+            self.session.group.all_reduce(ballot)
         counts = ballot.tolist()
         if self._plane is not None:
-            self._plane.hand_over(counts[len(wishes) :])
-        return Wishes(*counts[: len(wishes)])
-
-    def committed(self) -> None:
-        """The prepared step is part of the state: go on to the next one."""
-        self.prepared = self._attempt = None
-        self.divide([()] * self._session.world_size)
+            self._plane.follow_arrivals(counts[len(requests) :])
+        return Requests(*counts[: len(requests)])
 
 
 class _Attempt(NamedTuple):

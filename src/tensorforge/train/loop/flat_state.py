@@ -1,7 +1,7 @@
-"""The whole state of a run as plain data and raw tensors: what is healed, compared and checkpointed.
+"""The state of a run as plain data and raw tensors, to be sent, compared and checkpointed.
 
-Nothing here is pickled. Nested dictionaries, lists and tuples of numbers, strings and tensors have an
-encoding; anything else is an error that names the place.
+Nothing is pickled. Nested dictionaries, lists and tuples of numbers, strings and tensors can be encoded;
+for anything else the error says where in the state it is.
 """
 
 from __future__ import annotations
@@ -28,38 +28,38 @@ _DTYPES = {
 
 @dataclass(frozen=True, slots=True)
 class FlatState:
-    """`structure` is JSON-able and refers to `tensors` by number."""
+    """`structure` can be written as JSON and refers to `tensors` by number."""
 
     structure: Any
     tensors: list[torch.Tensor]
 
     def header(self) -> bytes:
-        """The structure and the tensors' types and shapes, always the same bytes for the same state."""
+        """The structure and the tensors' types and shapes; equal states have equal headers."""
         shapes = [[dtype_name(t.dtype), list(t.shape)] for t in self.tensors]
         return json.dumps([self.structure, shapes], separators=(",", ":"), sort_keys=True).encode()
 
     def digest(self) -> bytes:
-        """128 bits over every bit of the state."""
-        whole = xxhash.xxh3_128(self.header())
+        """A 128-bit hash of every bit of the state."""
+        digest = xxhash.xxh3_128(self.header())
         for tensor in self.tensors:
             content: Any = tensor_bytes(tensor).numpy()
-            whole.update(content)
-        return whole.digest()
+            digest.update(content)
+        return digest.digest()
 
 
 def flatten(value: Any) -> FlatState:
-    """Take nested plain data apart; tensors are referred to, not copied. Dictionaries come out sorted."""
+    """Separate nested plain data from its tensors, which are not copied. Dictionaries are sorted."""
     tensors: list[torch.Tensor] = []
     return FlatState(_flatten(value, tensors, "state"), tensors)
 
 
 def unflatten(flat: FlatState) -> Any:
-    """The inverse of `flatten`; malformed structure is an `EncodingError`."""
+    """The inverse of `flatten`. A malformed structure is an `EncodingError`."""
     return _unflatten(flat.structure, flat.tensors)
 
 
 def empty_like_header(header: bytes) -> FlatState:
-    """A state with the structure of `header` and fresh tensors to receive into."""
+    """A state with the structure of `header` and uninitialised tensors."""
     try:
         structure, shapes = json.loads(header)
         tensors = [torch.empty(shape, dtype=_DTYPES[name]) for name, shape in shapes]

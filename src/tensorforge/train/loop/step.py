@@ -4,54 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from tensorforge.data.plan.shards import DataShard
 from tensorforge.errors import ConflictError, InvalidInputError
-from tensorforge.train.data.batch_loading import Piece, pieces
-from tensorforge.train.data.randomness import own_random_state, seed_everything
-from tensorforge.train.data.seeds import stream_seed
-from tensorforge.train.gradients.shard_gradients import EntryReady, StepGradients
+from tensorforge.train.data.batch_loading import BatchLoader, micro_batches
+from tensorforge.train.data.random_streams import (
+    restored_random_state,
+    seed_everything,
+    stream_seed,
+)
+from tensorforge.train.gradients.shard_gradients import StepGradients
 
 if TYPE_CHECKING:
-    from tensorforge.train.run_config import RunConfig
-
-
-class StepHost(Protocol):
-    """What a step needs of its run."""
-
-    config: RunConfig
-
-    @property
-    def interrupted(self) -> bool:
-        """Whether more work on this attempt is pointless."""
-        ...
-
-    def load(self, piece: Piece) -> Any:
-        """The batch at these positions of the epoch's order."""
-        ...
-
-    def begin_exchange(self, step: Step) -> EntryReady | None:
-        """The last backward pass begins; what to tell of the sums that are complete, if anything."""
-        ...
-
-    def commit(self, step: Step) -> bool:
-        """Reduce, vote and apply; whether the step is part of the weights now."""
-        ...
+    from tensorforge.train.loop.engine import StepEngine
 
 
 class Step:
-    """One attempt at a step: the shards that live here, their gradients, and the commit.
+    """One attempt at a step: the shards that this worker computes, their gradients, and the commit.
 
-    `number` counts optimizer steps from 0, over all epochs; `samples` is the size of the whole batch on all
+    `number` counts optimizer steps from 0, over all epochs. `samples` is the size of the batch over all
     workers. After a successful commit `metrics` holds the batch's loss and whatever was logged.
     """
 
     def __init__(
         self,
-        host: StepHost,
+        engine: StepEngine,
+        batches: BatchLoader,
         *,
         number: int,
         epoch: int,
@@ -66,39 +47,41 @@ class Step:
         self.gradients = gradients
         self.is_committed = False
         self.was_tried = False
+        """Whether `commit` was called."""
         self.metrics: dict[str, float] = {}
-        self._host = host
+        self._engine = engine
+        self._batches = batches
         self._todo = list(compute)
         self._weight: float | None = None
-        self._is_last_piece = False
+        self._is_last_of_shard = False
         self._is_done_with_batch = True
         self._values: list[float] = []
 
     def batches(self) -> Iterator[Any]:
-        """The micro-batches of the shards that are to be computed here, one after another.
+        """The micro-batches of the shards that this worker computes, one after another.
 
         Each shard has its own random stream, which depends on the seed, the epoch, the step and the shard
-        alone. Ends early if the cluster changes; what was computed is kept.
+        alone. The iteration ends early if the cluster changes; finished shards are kept for the next attempt.
         """
-        with own_random_state():
-            while self._todo and not self._host.interrupted:
+        with restored_random_state():
+            while self._todo and not self._engine.session.interrupted:
                 yield from self._shard_batches(self._todo[0])
                 self._todo.pop(0)
 
     def _shard_batches(self, shard: int) -> Iterator[Any]:
-        config, part = self._host.config, self.taken[shard]
+        config, part = self._engine.config, self.taken[shard]
         names = 1 + len(config.metrics)
         if part.size == 0:
-            self.gradients.put_nothing(shard, names)
+            self.gradients.add_empty_shard(shard, names)
             return
         self._values = [0.0] * names
         self.gradients.begin_shard(shard)
         seed_everything(stream_seed(config.seed, self.epoch, self.number, shard))
-        for piece in pieces(self.epoch, part, config.accumulation):
-            size = piece.stop - piece.start
+        for micro_batch in micro_batches(self.epoch, part, config.accumulation):
+            size = micro_batch.stop - micro_batch.start
             self._weight, self._is_done_with_batch = size / self.samples, False
-            self._is_last_piece = piece.stop == part.end_index
-            yield self._host.load(piece)
+            self._is_last_of_shard = micro_batch.stop == part.end_index
+            yield self._batches.load(micro_batch)
             if not self._is_done_with_batch:
                 raise ConflictError(
                     f"step {self.number}: step.backward(loss) was not called for a batch"
@@ -109,8 +92,8 @@ class Step:
     def backward(self, loss: torch.Tensor, *, more: bool = False) -> None:
         """Compute the gradient of `loss`, the mean over the current batch's samples.
 
-        For several losses of one batch pass `more=True` to all but the last. Afterwards the gradients
-        are in the run's hands: `before_update` sees them complete.
+        For several losses of one batch pass `more=True` to all calls but the last. The run takes each
+        parameter's `.grad` away afterwards; `before_update` sees the complete gradient.
         """
         weight = self._current_weight("backward")
         if loss.numel() != 1:
@@ -122,21 +105,22 @@ class Step:
                 f"step {self.number}: step.backward was called again for a batch; "
                 "pass more=True to all calls but the last"
             )
-        with self._taking_gradients(is_last=self._is_last_piece and not more):
+        with self._collecting(is_last=self._is_last_of_shard and not more):
             torch.autograd.backward(loss * weight)
         self._is_done_with_batch = not more
         self._values[0] += float(loss.detach()) * weight
 
-    def _taking_gradients(self, *, is_last: bool) -> AbstractContextManager[None]:
+    def _collecting(self, *, is_last: bool) -> AbstractContextManager[None]:
+        """In the last backward pass of the step, send each gradient on as soon as autograd has computed it."""
         ready = None
         if is_last and len(self._todo) == 1:
-            ready = self._host.begin_exchange(self)
-        return nullcontext() if ready is None else self.gradients.finishing(ready)
+            ready = self._engine.begin_exchange(self)
+        return nullcontext() if ready is None else self.gradients.collecting(ready)
 
     def log(self, **metrics: float | torch.Tensor) -> None:
         """Note values of the current batch, means over its samples; they are averaged over the step."""
         weight = self._current_weight("log")
-        names = self._host.config.metrics
+        names = self._engine.config.metrics
         for name, value in metrics.items():
             if name not in names:
                 raise InvalidInputError(
@@ -149,23 +133,18 @@ class Step:
             raise ConflictError(f"step.{call} belongs inside `for batch in step.batches()`")
         return self._weight
 
-    @property
-    def is_computed(self) -> bool:
-        """Whether every shard that was to be computed here is."""
-        return not self._todo
-
     def commit(self) -> bool:
-        """Make the step part of the weights, on all workers or on none.
+        """Make the step part of the weights, on all workers or on none; return whether it is.
 
-        Returns whether it was. If the cluster changed meanwhile it was not; nothing is lost, and the same step
-        comes again from `run.steps()`, with only the missing shards to compute.
+        `False` means that the cluster changed. Nothing is lost then: the same step comes again from
+        `run.steps()`, with only the missing shards to compute.
         """
         if self.is_committed:
             raise ConflictError(f"step {self.number} is committed already")
-        if not self.is_computed and not self._host.interrupted:
+        if self._todo and not self._engine.session.interrupted:
             raise ConflictError(
                 f"step {self.number}: batches of {len(self._todo)} shards were not taken; "
                 "go through all of step.batches() before step.commit()"
             )
         self.was_tried = True
-        return self._host.commit(self)
+        return self._engine.commit(self)

@@ -1,4 +1,4 @@
-"""The state that all members share, and the only two ways in which it changes: a commit, a restore."""
+"""The state that is the same on all members. It changes in two ways only: by a commit and by a restore."""
 
 from __future__ import annotations
 
@@ -32,25 +32,30 @@ class Stateful(Protocol):
         ...
 
     def load_state_dict(self, state_dict: Any) -> Any:
-        """Take a state over."""
+        """Replace the current state."""
         ...
 
 
 @dataclass(slots=True)
-class Prepared:
-    """A step whose gradient is complete here: all that is needed to commit it, now or after a rescale."""
+class PreparedStep:
+    """A step whose gradient is complete on this member, with all that is needed to commit it.
+
+    `taken` is what each shard gives to the step, `total` the summed gradient, `used` says for each parameter
+    whether any shard used it.
+    """
 
     step: int
+    epoch: int
     workers: int
     taken: tuple[DataShard, ...]
     gradients: StepGradients
     total: Entries
-    present: list[bool]
+    used: list[bool]
     metrics: dict[str, float]
 
 
 class TrainingState:
-    """Model, optimizer, scheduler, ledger and whatever else the user wants to be kept together."""
+    """Model, optimizer, scheduler, ledger, and the user's own objects that have a state."""
 
     def __init__(
         self,
@@ -69,19 +74,18 @@ class TrainingState:
         self.ledger = Ledger(size, config.shards)
         self.base_workers = config.base_workers
         if config.strategy is AdaptationStrategy.NONE:
-            self.base_workers = 1  # without a meaning there, and the same whoever starts
+            self.base_workers = 1  # unused with NONE; pinned to 1 so that digests agree
         self.evaluated_step = -1
         self.epochs_proven = 0
-        self.gradient_norm: float | None = None
         self.applied_rate = 0.0
-        """The first group's learning rate in the last step that was committed here."""
+        """The learning rate of the optimizer's first group in the last step that was committed here."""
         self._scheduler = scheduler
         self._stateful = dict(stateful or {})
         self._before_update = before_update
 
     @property
     def committed_step(self) -> int:
-        """The last step that is part of the weights; -1 before the first."""
+        """The last committed step; -1 before the first."""
         return self.ledger.committed_step
 
     @property
@@ -90,16 +94,16 @@ class TrainingState:
         return self.ledger.epoch
 
     def next_batch(self, workers: int) -> tuple[DataShard, ...]:
-        """What each shard gives to the next step; some may give nothing."""
+        """What each shard gives to the next step on so many workers; some shards may give nothing."""
         return self._batch_after(self.ledger, workers)
 
     def batches_ahead(self, workers: int) -> Iterator[tuple[int, tuple[DataShard, ...]]]:
-        """Epoch and batch of the next step and of all that follow it, as long as nothing changes."""
+        """The epoch and the batch of the next step and of all later ones, as long as nothing changes."""
         ledger = self.ledger
         while True:
             taken = self._batch_after(ledger, workers)
             yield ledger.epoch, taken
-            ledger = _after(ledger, ledger.committed_step + 1, taken)
+            ledger = _committed(ledger, ledger.committed_step + 1, taken)
             if ledger.is_complete:
                 ledger = ledger.next_epoch()
 
@@ -107,35 +111,31 @@ class TrainingState:
         batch = self.config.global_batch(workers, self.base_workers or workers)
         amounts = self.config.amounts(ledger.committed_step + 1, batch)
         taken = tuple(
-            ledger.batch(shard, amount) if amount else _nothing(ledger, shard)
+            ledger.batch(shard, amount) if amount else _empty(ledger, shard)
             for shard, amount in enumerate(amounts)
         )
         if any(part.size for part in taken):
             return taken
-        # The last samples lie in shards whose turn it is not: everybody may give.
+        # The last samples of the epoch are in shards that were to give none: take one from each that has any.
         return tuple(ledger.batch(shard, 1) for shard in range(self.config.shards))
-
-    def learning_rate(self, workers: int) -> float:
-        """The first group's rate on so many workers."""
-        return self._adapted(float(self.optimizer.param_groups[0]["lr"]), workers)
 
     def _adapted(self, rate: float, workers: int) -> float:
         base = self.base_workers or workers
         return adapt_learning_rate(rate, base, workers, self.config.strategy)
 
-    def commit(self, prepared: Prepared) -> None:
-        """Make a prepared step part of the state: weights, rates, buffers and ledger together."""
-        self.applied_rate = self.learning_rate(prepared.workers)
-        prepared.gradients.install(prepared.total, prepared.present)
+    def commit(self, prepared: PreparedStep) -> None:
+        """Apply a prepared step: weights, buffers, learning rates and ledger change together."""
+        rate = float(self.optimizer.param_groups[0]["lr"])
+        self.applied_rate = self._adapted(rate, prepared.workers)
+        prepared.gradients.install(prepared.total, prepared.used)
         if self.config.clip_grad_norm is not None:
-            norm = nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_grad_norm)
-            self.gradient_norm = float(norm)
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_grad_norm)
         if self._before_update is not None:
             self._before_update()
         with self._rates_for(prepared.workers):
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        ledger = _after(self.ledger, prepared.step, prepared.taken)
+        ledger = _committed(self.ledger, prepared.step, prepared.taken)
         if ledger.is_complete:
             ledger.prove()
             self.epochs_proven += 1
@@ -148,7 +148,7 @@ class TrainingState:
 
     @contextmanager
     def _rates_for(self, workers: int) -> Iterator[None]:
-        """The groups' rates for so many workers; schedulers only ever see the base rates."""
+        """Adapt the optimizer's rates to so many workers inside; schedulers see the base rates only."""
         if self.config.strategy is AdaptationStrategy.NONE:
             yield
             return
@@ -163,7 +163,7 @@ class TrainingState:
                 group["lr"] = rate
 
     def capture(self) -> FlatState:
-        """The whole state; the tensors are the live ones, not copies."""
+        """The state as plain data and tensors. The tensors are the live ones, not copies."""
         return flatten(
             {
                 "format": _FORMAT,
@@ -191,10 +191,10 @@ class TrainingState:
         }
 
     def restore(self, flat: FlatState) -> None:
-        """Become the state that `capture` took."""
+        """Replace the state by one that `capture` returned, here or on another worker."""
         state = unflatten(flat)
         if not isinstance(state, dict) or state.get("format") != _FORMAT:
-            raise EncodingError("not the state of a run, or of another version")
+            raise EncodingError("not the state of a run, or a state of another version")
         self._restore_model(state["model"])
         self.restore_optimizer(state["optimizer"])
         self.restore_bookkeeping(state)
@@ -207,15 +207,17 @@ class TrainingState:
         for kind, tensors in ours.items():
             if set(tensors) != set(model[kind]):
                 odd = sorted(set(tensors) ^ set(model[kind]))
-                raise InvalidInputError(f"the model differs from the others' in its {kind}: {odd}")
+                raise InvalidInputError(
+                    f"the model has other {kind} than the received state: {odd}"
+                )
             with torch.no_grad():
                 for name, tensor in tensors.items():
                     tensor.copy_(model[kind][name])
 
     def restore_optimizer(self, state: Mapping[str, Any]) -> None:
-        """Take the optimizer's state over, bit for bit."""
+        """Replace the optimizer's state, bit for bit."""
         self.optimizer.load_state_dict(dict(state))
-        # load_state_dict casts to the parameter's type; what was saved in another one must keep its bits.
+        # load_state_dict casts tensors to the parameter's dtype; those of another dtype must keep their bits.
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         for index, values in state["state"].items():
             slot = self.optimizer.state[parameters[index]]
@@ -224,7 +226,7 @@ class TrainingState:
                     slot[key] = value.detach().clone().to(slot[key].device)
 
     def restore_bookkeeping(self, state: Mapping[str, Any]) -> None:
-        """Take over everything but the model and the optimizer."""
+        """Replace everything but the model and the optimizer."""
         progress = state["progress"]
         ledger = Ledger.unpack(progress["ledger"])
         if (ledger.size, ledger.shards) != (self.ledger.size, self.config.shards):
@@ -238,9 +240,12 @@ class TrainingState:
             )
         if set(state["stateful"]) != set(self._stateful):
             odd = sorted(set(state["stateful"]) ^ set(self._stateful))
-            raise InvalidInputError(f"stateful: {odd} are not on both sides")
+            raise InvalidInputError(
+                f"stateful: {odd} are in this run or in the state, but not in both"
+            )
         if (state["scheduler"] is None) != (self._scheduler is None):
-            raise InvalidInputError("scheduler: one side has one, the other has not")
+            here, there = ("no", "one") if self._scheduler is None else ("a", "none")
+            raise InvalidInputError(f"this run has {here} scheduler but the state has {there}")
         if self._scheduler is not None:
             self._scheduler.load_state_dict(state["scheduler"])
         for name, part in self._stateful.items():
@@ -251,7 +256,7 @@ class TrainingState:
         self.epochs_proven = progress["epochs_proven"]
 
     def require_exactly_once(self) -> str:
-        """The proof, in words, that each sample was in exactly one committed step."""
+        """Prove that each sample was in exactly one committed step; return the proof in words."""
         proof = self.ledger.prove()
         if self.epochs_proven != self.ledger.epoch:
             raise IntegrityError(
@@ -261,10 +266,10 @@ class TrainingState:
         return f"{done}{proof}"
 
 
-def _after(ledger: Ledger, step: int, taken: tuple[DataShard, ...]) -> Ledger:
+def _committed(ledger: Ledger, step: int, taken: tuple[DataShard, ...]) -> Ledger:
     return ledger.commit(step, [part for part in taken if part.size])
 
 
-def _nothing(ledger: Ledger, shard: int) -> DataShard:
+def _empty(ledger: Ledger, shard: int) -> DataShard:
     cursor = ledger.cursor(shard)
     return DataShard(shard, cursor, cursor)

@@ -6,8 +6,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from tensorforge.registry import ModelRegistry
-from tensorforge.registry.limits import Limits
 from tensorforge.registry.service.application import build
+from tensorforge.registry.service.limits import Limits
 from tensorforge.registry.tokens import DatabaseTokens, Scope
 
 EVERYTHING = [scope.value for scope in Scope]

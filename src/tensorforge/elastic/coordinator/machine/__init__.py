@@ -1,1 +1,1 @@
-"""The coordinator's decisions: inputs in, instructions out. Pure; every input carries its time."""
+"""The coordinator's decisions: inputs go in, instructions come out. Pure: every input comes with its time."""

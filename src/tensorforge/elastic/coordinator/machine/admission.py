@@ -1,4 +1,4 @@
-"""Who is let in, who is welcomed back, who is refused, and why."""
+"""Which streams are accepted: newcomers, workers that come back, and those that are refused."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from tensorforge.elastic.coordinator.machine.roster import Participant
 from tensorforge.elastic.protocol import messages
 
 MAX_PARTICIPANTS = 20_000
-"""Workers and standbys that one coordinator keeps track of; the next one is refused."""
+"""How many workers and standbys one coordinator accepts."""
 
 
 class Admission:
-    """Answers the first message of every stream."""
+    """Answers the `Hello` of every stream."""
 
     def __init__(
         self, state: ClusterState, departures: Departures, generations: Generations
@@ -23,18 +23,20 @@ class Admission:
         self._generations = generations
 
     def hello(self, connection: int, hello: messages.Hello, now: float) -> None:
-        """A stream has opened."""
+        """Accept or refuse a new stream."""
         state = self._state
         known = state.roster.get(hello.worker.id)
         if hello.protocol != messages.PROTOCOL:
-            why = f"protocol {hello.protocol} is spoken there, {messages.PROTOCOL} here"
+            why = (
+                f"the worker speaks protocol {hello.protocol}, the coordinator {messages.PROTOCOL}"
+            )
             state.out.refuse(connection, messages.REFUSED_INVALID, why)
         elif state.ended is not None:
             self._departures.tell_end(connection)
         elif known is not None and known.incarnation == hello.incarnation:
             self._welcome_back(known, connection, hello, now)
         elif known is not None and known.connection is not None:
-            why = f"a living worker has the id {hello.worker.id} ({known.worker})"
+            why = f"a connected worker has the id {hello.worker.id} ({known.worker})"
             state.out.refuse(connection, messages.REFUSED_DUPLICATE, why)
         else:
             if known is not None:
@@ -46,7 +48,7 @@ class Admission:
         if hello.generation is not None:
             self._refuse_outdated(connection, hello.worker.id, hello.generation)
         elif len(state.roster) >= MAX_PARTICIPANTS:
-            why = f"{MAX_PARTICIPANTS} workers and standbys are here already"
+            why = f"the coordinator has {MAX_PARTICIPANTS} workers and standbys, which is the limit"
             state.out.refuse(connection, messages.REFUSED_FULL, why)
         else:
             self._take_in(connection, hello, now)
@@ -54,11 +56,11 @@ class Admission:
     def _refuse_outdated(self, connection: int, worker_id: str, generation: int) -> None:
         state = self._state
         if state.phase is Phase.GATHERING:
-            # It outlived a journal that is gone; its generations must not be used again.
+            # The worker has outlived a journal that is gone; its generations must not be used again.
             state.generation = max(state.generation, generation)
         why = (
-            f"{worker_id} believes to be a member of generation {generation}, but it was "
-            f"removed; the cluster is at generation {state.generation}: join again as a newcomer"
+            f"{worker_id} was removed since generation {generation}; the cluster is at "
+            f"generation {state.generation}: join again as a newcomer"
         )
         state.out.refuse(connection, messages.REFUSED_FENCED, why)
 
@@ -67,17 +69,16 @@ class Admission:
         is_standby = not self._has_room()
         participant = Participant(hello.worker, hello.incarnation, joined_at=now, last_seen=now)
         participant.connection = connection
-        participant.local_world_size = hello.local_world_size
         participant.attributes = dict(hello.attributes)
         state.roster.add(participant)
-        state.continuity.name_taken(hello.worker)
+        state.open_groups.name_reused(hello.worker)
         if hello.previous is not None:
-            state.continuity.stopped(hello.worker.id, hello.previous)
+            state.open_groups.stopped(hello.worker.id, hello.previous)
         if state.first_join is None:
             state.first_join = now
         state.last_change = now
         state.watch_silence(now)
-        self._welcome(participant, connection, is_standby=is_standby)
+        self._welcome(participant, connection)
         state.out.note("info", f"{hello.worker} joined" + (" as a standby" if is_standby else ""))
 
     def _has_room(self) -> bool:
@@ -91,14 +92,15 @@ class Admission:
     ) -> None:
         state = self._state
         if participant.worker != hello.worker:
-            why = f"{hello.worker.id} was {participant.worker} and now says it is {hello.worker}"
+            why = (
+                f"{hello.worker.id} changed its address from {participant.worker} to {hello.worker}"
+            )
             state.out.refuse(connection, messages.REFUSED_INVALID, why)
             return
         old = state.roster.connect(participant, connection)
         if old is not None:
             state.out.close(old)
         participant.last_seen = now
-        participant.local_world_size = hello.local_world_size
         participant.attributes = dict(hello.attributes)
         is_member = state.roster.is_member(participant.id)
         is_current = is_member and hello.generation == state.generation
@@ -107,24 +109,15 @@ class Admission:
             self._generations.announce([participant], state.generation)
         if state.phase is Phase.FORMING and is_member:
             self._generations.send_formation((connection,))
-        state.out.note("info", f"{participant.worker} is back on a new stream")
+        state.out.note("info", f"{participant.worker} reconnected")
 
     def _welcome(
-        self,
-        participant: Participant,
-        connection: int,
-        *,
-        is_current: bool = False,
-        is_standby: bool = False,
+        self, participant: Participant, connection: int, *, is_current: bool = False
     ) -> None:
+        """Accept a stream. `is_current`: the worker knows the newest generation and is a member of it."""
         state = self._state
         if is_current:
             participant.known_generation = state.generation
-        welcome = messages.Welcome(
-            generation=state.generation,
-            workers=state.roster.members if is_current else None,
-            heartbeat_interval_ms=max(1, round(state.timeouts.heartbeat * 1000)),
-            is_standby=is_standby,
-            state=state.progress,
-        )
+        workers = state.roster.members if is_current else None
+        welcome = messages.Welcome(generation=state.generation, workers=workers)
         state.out.send((connection,), welcome)

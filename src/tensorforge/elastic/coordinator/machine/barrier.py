@@ -1,4 +1,4 @@
-"""The two halves of a rescale: everybody has stopped, everybody has formed."""
+"""Which members have answered the barrier of a rescale, and which have formed the new group."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ from tensorforge.elastic.protocol.messages import (
     MemberReport,
     Progress,
     Ready,
-    State,
     distinct_runs,
 )
 
 
 class Barrier:
-    """Who of the generation at hand has answered, who has formed, and what moved meanwhile.
+    """The answers of one generation's members, and what they received while they formed.
 
-    `early_commit` is a step that a member committed before all others were known to have formed.
-    `has_failed`: somebody was lost because it did not come in time.
+    `early_commit` is a step that was committed before every member was known to have formed. `has_failed`: a
+    member was lost because it did not answer, or did not form, in time.
     """
 
     def __init__(self) -> None:
@@ -31,11 +30,11 @@ class Barrier:
         self.has_failed = False
 
     def answer(self, worker_id: str, ready: Ready) -> None:
-        """The member has stopped; its first answer counts."""
+        """The member has stopped; only its first answer counts."""
         self.answers.setdefault(worker_id, ready)
 
     def form(self, worker_id: str, formed: Formed) -> None:
-        """The member has formed; saying it again adds nothing."""
+        """The member has formed; a repeated message changes nothing."""
         if worker_id not in self.formed:
             self.formed.add(worker_id)
             for name, amount in formed.moved.items():
@@ -45,14 +44,14 @@ class Barrier:
         self,
         generation: int,
         members: Collection[Participant],
-        veterans: Collection[tuple[str, str]],
-        progress: State,
+        formed_before: Collection[tuple[str, str]],
     ) -> FormationNotice:
-        """What all members are told: every answer, and the newest step that a veteran has committed.
+        """What all members are told: every answer, and the step that all of them have to reach.
 
-        `veterans` are the names and incarnations of the last formed generation.
+        That is the newest step of a member of the last formed generation, or of anybody if none of those is
+        left. `formed_before` has the names and incarnations of that generation's members.
         """
-        reports = [self._report(member, veterans) for member in members]
+        reports = [self._report(member, formed_before) for member in members]
         steps = [r.committed_step for r in reports if not r.is_newcomer]
         distinct, runs = distinct_runs(reports)
         return FormationNotice(
@@ -60,14 +59,15 @@ class Barrier:
             distinct=distinct,
             runs=runs,
             target_step=max(steps or [r.committed_step for r in reports]),
-            state=progress,
         )
 
-    def _report(self, member: Participant, veterans: Collection[tuple[str, str]]) -> MemberReport:
+    def _report(
+        self, member: Participant, formed_before: Collection[tuple[str, str]]
+    ) -> MemberReport:
         answer = self.answers[member.id]
         return MemberReport(
             committed_step=answer.committed_step,
             prepared_step=answer.prepared_step,
             attributes=answer.attributes,
-            is_newcomer=(member.id, member.incarnation) not in veterans,
+            is_newcomer=(member.id, member.incarnation) not in formed_before,
         )

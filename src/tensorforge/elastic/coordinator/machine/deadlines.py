@@ -1,15 +1,16 @@
-"""What happens when nothing happens: silence, barriers that do not close, pauses that last too long."""
+"""What is due when no input comes: silent workers, barriers that do not close, pauses that last too long."""
 
 from __future__ import annotations
 
 from tensorforge.elastic.coordinator.machine.cluster_state import ClusterState, Phase
 from tensorforge.elastic.coordinator.machine.departures import Departures
 from tensorforge.elastic.coordinator.machine.generations import Generations
+from tensorforge.elastic.protocol.reasons import RunOutcome
 from tensorforge.wording import counted
 
 
 class Deadlines:
-    """Knows when the machine must look again, and who is late then."""
+    """Says when the machine needs its next `Tick`, and acts on the deadlines that have passed."""
 
     def __init__(
         self, state: ClusterState, departures: Departures, generations: Generations
@@ -19,7 +20,7 @@ class Deadlines:
         self._generations = generations
 
     def next(self) -> float | None:
-        """The moment at which something is due if nothing else happens before."""
+        """The next moment at which something is due; `None` if nothing is."""
         state = self._state
         if state.phase is Phase.ENDED:
             return None
@@ -28,16 +29,16 @@ class Deadlines:
             times.append(state.suspicion.due)
         return min((time for time in times if time is not None), default=None)
 
-    def pass_by(self, now: float) -> None:
-        """Act on the deadlines that are over."""
+    def expire(self, now: float) -> None:
+        """Act on the deadlines that have passed."""
         state = self._state
         if state.silence_at is not None and now >= state.silence_at:
-            self._find_silent(now)
+            self._lose_silent(now)
         if state.deadline is not None and now >= state.deadline:
             state.deadline = None
-            self._run_out(now)
+            self._end_wait(now)
 
-    def _find_silent(self, now: float) -> None:
+    def _lose_silent(self, now: float) -> None:
         state, silence = self._state, self._state.timeouts.silence
         for participant in [p for p in state.roster if now >= p.last_seen + silence]:
             if participant.connection is None:
@@ -49,19 +50,19 @@ class Deadlines:
         oldest = min((p.last_seen for p in state.roster), default=None)
         state.silence_at = None if oldest is None else oldest + silence
 
-    def _run_out(self, now: float) -> None:
+    def _end_wait(self, now: float) -> None:
         phase = self._state.phase
         if phase is Phase.RESCALING:
-            self._lose_the_late("answer the rescale barrier", set(self._state.barrier.answers), now)
+            self._lose_late("answer the rescale barrier", set(self._state.barrier.answers), now)
         elif phase is Phase.FORMING:
-            self._lose_the_late("form the new group", self._state.barrier.formed, now)
+            self._lose_late("form the new group", self._state.barrier.formed, now)
         elif phase is Phase.PAUSED:
-            self._end_the_pause()
+            self._end_pause()
         elif phase is Phase.FINISHING:
             why = "training is complete; some workers did not confirm it"
-            self._departures.end("completed", why)
+            self._departures.end(RunOutcome.COMPLETED, why)
 
-    def _lose_the_late(self, what: str, done: set[str], now: float) -> None:
+    def _lose_late(self, what: str, done: set[str], now: float) -> None:
         state = self._state
         state.barrier.has_failed = True
         wait = f"{round(state.timeouts.barrier * 1000)} ms"
@@ -70,7 +71,7 @@ class Deadlines:
                 why = f"it did not {what} within {wait}"
                 self._departures.lose(participant, why, now, now)
 
-    def _end_the_pause(self) -> None:
+    def _end_pause(self) -> None:
         state = self._state
         count, least = len(state.roster.members), state.config.min_workers
         limit = round(state.timeouts.pause * 1000)
@@ -78,8 +79,8 @@ class Deadlines:
         unseen = self._generations.unseen_group()
         if unseen is not None:
             why = (
-                f"nobody of generation {unseen} came back within {limit} ms (rescale_timeout_ms), and none of "
-                f"them is known to have stopped: they may still be training where this coordinator cannot "
-                f"see them, so nobody else can go on; if they are gone, start it once more with --again"
+                f"no member of generation {unseen} came back within {limit} ms (rescale_timeout_ms), and none "
+                f"is known to have stopped: they may still be training where this coordinator cannot see them, "
+                f"so no other group may start; if they are gone, start the coordinator again with --again"
             )
-        self._departures.end("aborted", why, emergency=True)
+        self._departures.end(RunOutcome.ABORTED, why, emergency=True)

@@ -1,4 +1,4 @@
-"""How one generation follows another: when, with whom, and what its members are told."""
+"""How one generation follows another: when, with which members, and what they are told."""
 
 from __future__ import annotations
 
@@ -8,32 +8,34 @@ import msgspec
 
 from tensorforge.cluster.elastic_config import RescaleType
 from tensorforge.cluster.workers import WorkerId, WorkerStatus
-from tensorforge.elastic.coordinator.machine import journal_records
+from tensorforge.elastic.coordinator import journal_records
 from tensorforge.elastic.coordinator.machine.cluster_state import Cause, ClusterState, Phase
 from tensorforge.elastic.coordinator.machine.departures import Departures
-from tensorforge.elastic.coordinator.machine.loss_policy import join_deadline
+from tensorforge.elastic.coordinator.machine.rescale_policy import join_deadline
 from tensorforge.elastic.coordinator.machine.roster import Participant, arrange
 from tensorforge.elastic.protocol import messages
+from tensorforge.elastic.protocol.reasons import RunOutcome
 from tensorforge.wording import counted
 
 _NAMED = 20
+"""How many joiners a reason names; the rest are counted."""
 
 
 class Generations:
-    """Decides generations and carries each through barrier and formation."""
+    """Decides generations and takes each one through its barrier and its formation."""
 
     def __init__(self, state: ClusterState, departures: Departures) -> None:
         self._state = state
         self._departures = departures
 
     def decide(self, now: float) -> None:
-        """Do whatever has become due: react to losses, close a barrier, take joiners in, finish."""
+        """Decide what the state now calls for: react to losses, close a barrier, take joiners in, finish."""
         state = self._state
         if state.phase is Phase.ENDED:
             return
         if state.phase is Phase.FINISHING:
             if all(p.finished for p in state.roster.present_members()):
-                self._departures.end("completed", "training is complete")
+                self._departures.end(RunOutcome.COMPLETED, "training is complete")
             return
         if state.suspicion is not None and now >= state.suspicion.due:
             state.causes.append(Cause(state.suspicion.text, now, is_failure=True))
@@ -59,13 +61,14 @@ class Generations:
             is_new = state.phase in (Phase.ACTIVE, Phase.FORMING) or state.barrier.has_failed
             verdict = state.tolerance.verdict(is_new_failure=is_new)
             if verdict is not None:
-                self._departures.end("aborted", f"{verdict}: {reason}", emergency=True)
+                why = f"{verdict}: {reason}"
+                self._departures.end(RunOutcome.ABORTED, why, emergency=True)
                 return
         evidence_at = min(cause.evidence_at for cause in causes)
         self._begin(now, reason, urgent=is_failure, evidence_at=evidence_at)
 
     def join_deadline(self) -> float | None:
-        """When those who wait are taken in; `None` while they cannot be."""
+        """When the waiting workers are taken in; `None` while they cannot be."""
         state = self._state
         if state.phase is Phase.PAUSED:
             return state.last_change if self._can_end_pause() else None
@@ -92,26 +95,28 @@ class Generations:
         return enough and self.unseen_group() is None
 
     def unseen_group(self) -> int | None:
-        """The generation that may train on beside those who are here, and so keeps them from going on."""
+        """The earlier generation that may be training out of sight, so that no other group may start."""
         state = self._state
         everybody = (*state.staying(), *state.next_in_line())
-        return state.continuity.blocked_by(p.seat for p in everybody)
+        return state.open_groups.blocked_by(p.seat for p in everybody)
 
     def _take_in(self, now: float) -> None:
         names = list(self._state.roster.waiting)
         if self._state.phase is Phase.GATHERING:
-            reason = _first(len(names))
+            reason = "the first worker is here"
+            if len(names) > 1:
+                reason = f"the first {len(names)} workers are here"
         elif not names:
-            reason = "the group that could not be seen is known to have stopped"
+            reason = "the group that was out of sight is known to have stopped"
         else:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
             reason = f"{', '.join(names[:_NAMED])}{more} joined"
         self._begin(now, reason, urgent=False, evidence_at=now)
 
-    # With whom
+    # With which members
 
     def _begin(self, now: float, reason: str, *, urgent: bool, evidence_at: float) -> None:
-        """Decide the next generation, and announce it to its members and to those who leave."""
+        """Decide the next generation and announce it to its members and to those who leave."""
         state, roster = self._state, self._state.roster
         old, old_generation = roster.members, state.generation
         staying, newcomers = state.staying(), state.next_in_line()
@@ -124,7 +129,7 @@ class Generations:
         roster.seat_members(members)
         present = roster.present_members()
         for participant in present:
-            participant.move(WorkerStatus.RESCALING)
+            participant.transition(WorkerStatus.RESCALING)
         state.generation += 1
         state.urgent = state.urgent or urgent
         state.first_join = now if roster.waiting else None
@@ -132,20 +137,19 @@ class Generations:
             generation=state.generation,
             old_generation=old_generation,
             seats=tuple(p.seat for p in present),
-            type=_kind(old, members).value,
+            type=RescaleType.of(len(old), len(members)).value,
             reason=reason,
             urgent=state.urgent,
             paused=len(members) < state.config.min_workers or blocked_by is not None,
             added=tuple(worker.id for worker in added),
-            removed=dict(state.gone),
-            target_version=state.target_version,
+            removed=dict(state.removed),
             old_size=len(old),
             detection_ms=max(0.0, (now - evidence_at) * 1000),
             decided_at=state.utc(now).isoformat(timespec="milliseconds"),
         )
-        state.gone = {}
+        state.removed = {}
         state.out.record(entry)
-        state.chronicle.decided(entry, now)
+        state.rescale_log.decided(entry, now)
         size = counted(len(members), "worker")
         state.out.note("info", f"generation {state.generation}: {size}: {reason}")
         state.open_barrier(now, paused=entry.paused)
@@ -159,7 +163,7 @@ class Generations:
         old_generation: int,
         old: tuple[WorkerId, ...] | None = None,
     ) -> None:
-        """Send the generation at hand: whole, or as a change to those who know its predecessor `old`."""
+        """Send the newest generation; who knows its predecessor `old` is sent only the change."""
         state = self._state
         change = None if old is None else messages.change_between(old, state.roster.members)
         knowing: list[int] = []
@@ -170,13 +174,12 @@ class Generations:
             knows = change is not None and participant.known_generation == old_generation
             (knowing if knows else others).append(participant.connection)
             participant.known_generation = state.generation
-        decision = state.history[-1]
+        decision = state.rescale_log.history[-1]
         whole = messages.Rescale(
             generation=state.generation,
             old_generation=old_generation,
             workers=state.roster.members,
             urgent=state.urgent,
-            paused=state.phase is Phase.PAUSED,
             reason=decision.reason,
             decided_at=datetime.fromisoformat(decision.decided_at),
         )
@@ -189,27 +192,26 @@ class Generations:
         if len(state.barrier.answers) < len(state.roster.members):
             return
         if state.phase is Phase.PAUSED and self.unseen_group() is not None:
-            return  # it may be the leavers that train on, and only they can say that they have stopped
+            return  # The leavers may be the ones that train on; only they can say that they have stopped.
         for participant in state.roster.leavers():
             self._departures.release(participant)
         if state.phase is Phase.PAUSED:
             return
-        state.chronicle.stopped(now)
+        state.rescale_log.stopped(now)
         state.phase = Phase.FORMING
         state.deadline = now + state.timeouts.barrier
         members = state.roster.present_members()
-        state.continuity.begin(state.generation, (p.seat for p in members))
+        state.open_groups.begin(state.generation, (p.seat for p in members))
         self.send_formation(tuple(p.connection for p in members if p.connection is not None))
 
     def send_formation(self, connections: tuple[int, ...]) -> None:
-        """Tell what all members said at the barrier, which has closed."""
+        """Send what all members said at the barrier, which has closed."""
         state = self._state
-        notice = state.barrier.notice(
-            state.generation, state.roster.present_members(), state.formed_seats, state.progress
-        )
+        members = state.roster.present_members()
+        notice = state.barrier.notice(state.generation, members, state.formed_seats)
         state.out.send(connections, notice)
 
-    # How far it comes
+    # How far it has come
 
     def _activate(self, now: float) -> None:
         state = self._state
@@ -219,14 +221,14 @@ class Generations:
         state.formed_seats = frozenset((p.id, p.incarnation) for p in members)
         state.tolerance.expect(len(members))
         for participant in members:
-            participant.move(WorkerStatus.ACTIVE)
-        state.out.record(state.chronicle.formed(state.generation, state.barrier.moved, now))
+            participant.transition(WorkerStatus.ACTIVE)
+        state.out.record(state.rescale_log.formed(state.generation, state.barrier.moved, now))
         state.out.note("info", f"generation {state.generation} is active")
         if state.barrier.early_commit is not None:
             self._first_commit(state.barrier.early_commit, now)
 
     def committed(self, progress: messages.Progress, now: float) -> None:
-        """A step of the generation at hand was committed; the first one is worth remembering."""
+        """A step of the newest generation was committed; the first one is recorded."""
         state = self._state
         if state.has_committed:
             return
@@ -239,14 +241,4 @@ class Generations:
         state = self._state
         state.has_committed = True
         state.tolerance.forgive(len(state.roster.members))
-        state.out.record(state.chronicle.committed(progress, now))
-
-
-def _first(count: int) -> str:
-    return "the first worker is here" if count == 1 else f"the first {count} workers are here"
-
-
-def _kind(old: tuple[WorkerId, ...], new: tuple[WorkerId, ...]) -> RescaleType:
-    if len(new) == len(old):
-        return RescaleType.REPLACE
-    return RescaleType.SCALE_UP if len(new) > len(old) else RescaleType.SCALE_DOWN
+        state.out.record(state.rescale_log.committed(progress, now))

@@ -1,16 +1,17 @@
-"""What can happen to the coordinator: the events that `Machine.handle` takes."""
+"""The inputs of the coordinator's machine: what `Machine.handle` takes, beside the clients' commands."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from tensorforge.elastic.protocol.commands import Command
 from tensorforge.elastic.protocol.messages import FromWorker
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """A message came in on a stream."""
+    """A worker's message arrived on a stream."""
 
     connection: int
     message: FromWorker
@@ -18,7 +19,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """A stream broke or ended; `seen_at` is when the shell noticed."""
+    """A stream broke or ended; the server noticed at `seen_at`."""
 
     connection: int
     reason: str
@@ -27,68 +28,21 @@ class Closed:
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The transport below these streams answered its pings."""
+    """The connections below these streams answer their pings."""
 
     connections: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Exited:
-    """A launcher saw the worker's process end. With `pid`, only if that process is the one known."""
-
-    worker_id: str
-    reason: str
-    pid: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleRequested:
-    """Somebody wants this many workers.
-
-    With `expected`, only if nobody has set another number since that version of it.
-    """
-
-    workers: int
-    by: str
-    expected: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RemovalRequested:
-    """Somebody wants this worker to leave gracefully."""
-
-    worker_id: str
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopRequested:
-    """Somebody wants the run to end."""
-
-    reason: str
-    by: str
-
-
-@dataclass(frozen=True, slots=True)
 class Announced:
-    """The journal holds this generation, and its announcement was handed to the streams."""
+    """This generation is in the journal, and its announcement was given to the streams."""
 
     generation: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """Time has passed."""
+    """A deadline may have passed."""
 
 
-Input: TypeAlias = (
-    Received
-    | Closed
-    | Alive
-    | Exited
-    | ScaleRequested
-    | RemovalRequested
-    | StopRequested
-    | Announced
-    | Tick
-)
+Input: TypeAlias = Received | Closed | Alive | Announced | Tick | Command

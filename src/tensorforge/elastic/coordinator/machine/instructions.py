@@ -1,17 +1,17 @@
-"""What the machine tells its shell to do, in this order."""
+"""What the machine tells the control server to do, in order."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from tensorforge.elastic.coordinator.machine.journal_records import Entry
+from tensorforge.elastic.coordinator.journal_records import Entry
 from tensorforge.elastic.protocol.messages import FromCoordinator, Refused
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """Make this entry durable before anything that follows is carried out."""
+    """Write this entry to the journal before any message is sent."""
 
     entry: Entry
 
@@ -26,14 +26,14 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class Close:
-    """End a stream, after what was sent to it before."""
+    """End a stream after everything that was sent to it before."""
 
     connection: int
 
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Tell the log (and whoever watches) what happened. `level` is a logging level's name."""
+    """Write a line to the log. `level` is the name of a logging level."""
 
     level: str
     text: str
@@ -42,37 +42,37 @@ class Note:
 Instruction: TypeAlias = Record | Send | Close | Note
 
 
-class Outbox:
-    """Collects the instructions that one event leads to."""
+class InstructionList:
+    """Collects the instructions that follow from one input, in order."""
 
     def __init__(self) -> None:
         self._instructions: list[Instruction] = []
         self.refusals = 0
 
     def take(self) -> list[Instruction]:
-        """Everything since the last call, in order."""
+        """Return the instructions since the last call."""
         taken, self._instructions = self._instructions, []
         return taken
 
     def record(self, entry: Entry) -> None:
-        """Have it made durable."""
+        """Add a `Record`."""
         self._instructions.append(Record(entry))
 
     def send(self, connections: tuple[int, ...], message: FromCoordinator) -> None:
-        """Have it sent; to nobody is fine."""
+        """Add a `Send`, unless there is no receiver."""
         if connections:
             self._instructions.append(Send(connections, message))
 
     def close(self, connection: int) -> None:
-        """Have the stream ended."""
+        """Add a `Close`."""
         self._instructions.append(Close(connection))
 
     def note(self, level: str, text: str) -> None:
-        """Have it logged."""
+        """Add a `Note`."""
         self._instructions.append(Note(level, text))
 
     def refuse(self, connection: int, code: str, why: str) -> None:
-        """Have the stream ended with a reason."""
+        """Tell a stream why it is refused, and end it."""
         self.refusals += 1
         self.send((connection,), Refused(code=code, reason=why))
         self.close(connection)

@@ -1,4 +1,4 @@
-"""The coordinator as a pure state machine: an event and the time in, instructions out.
+"""The coordinator as a pure state machine: an input and the time go in, instructions come out.
 
     GATHERING ──enough──> RESCALING ──all stopped──> FORMING ──all formed──> ACTIVE
                             ^   ^                       │                      │
@@ -6,16 +6,16 @@
                           PAUSED <──── fewer than min_workers ─────────────────┤
                             └──too long──> ENDED <──all finished── FINISHING <─┘
 
-A generation is decided once, journaled, announced, and then either formed by all its members or
-superseded by the next one. Nothing here reads a clock, a socket or a random source: the same events at the
-same times give the same instructions, which is what the property tests rely on.
+A generation is decided once, journaled, announced, and then either formed by all its members or superseded
+by the next one. Nothing here reads a clock, a socket or a random source: the same inputs at the same times
+give the same instructions. The property tests rely on that.
 
-The machine takes events apart; its parts, around one `ClusterState`, know what follows:
+The machine sorts the inputs. Its parts share one `ClusterState` and decide what follows:
 
-admission.py     who is let in
-departures.py    who goes, and how the run ends
-generations.py   when the next generation comes, and who is in it
-deadlines.py     what is due when nothing happens
+admission.py     which streams are accepted
+departures.py    which workers leave, and how the run ends
+generations.py   when the next generation comes, and who is a member of it
+deadlines.py     what is due when no input comes
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.workers import WorkerStatus
-from tensorforge.elastic.coordinator.machine import inputs, journal_records
+from tensorforge.elastic.coordinator.journal_records import TargetSet
+from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.admission import Admission
 from tensorforge.elastic.coordinator.machine.cluster_state import ClusterState, Phase, Suspicion
 from tensorforge.elastic.coordinator.machine.deadlines import Deadlines
 from tensorforge.elastic.coordinator.machine.departures import Departures
 from tensorforge.elastic.coordinator.machine.generations import Generations
 from tensorforge.elastic.coordinator.machine.instructions import Instruction
-from tensorforge.elastic.coordinator.machine.journal_records import DurableState
-from tensorforge.elastic.coordinator.machine.loss_policy import check_target
+from tensorforge.elastic.coordinator.machine.rescale_policy import check_target
 from tensorforge.elastic.coordinator.machine.roster import Participant
-from tensorforge.elastic.protocol import messages
+from tensorforge.elastic.protocol import commands, messages
+from tensorforge.elastic.protocol.reasons import DepartureKind, RunOutcome
 from tensorforge.errors import ConflictError
 from tensorforge.wording import counted
 
@@ -43,41 +43,23 @@ from tensorforge.wording import counted
 class Machine:
     """Membership, generations and rescales of one run.
 
-    `restored` is what the journal of an earlier coordinator adds up to. `utc_origin` is the UTC time, in
-    seconds, at which `now` was 0; it only dates the records. Call `handle` with times that never go back,
-    and with a `Tick` at `next_deadline()` at the latest.
+    Times given to `handle` must never go back, and a `Tick` must come at `next_deadline()` at the latest.
     """
 
-    def __init__(
-        self,
-        config: ElasticTrainingConfig,
-        *,
-        now: float,
-        desired_workers: int | None = None,
-        restored: DurableState | None = None,
-        utc_origin: float = 0.0,
-    ) -> None:
-        if desired_workers is not None:
-            check_target(config, desired_workers)
-        self.state = ClusterState(
-            config,
-            now=now,
-            desired_workers=desired_workers,
-            restored=restored,
-            utc_origin=utc_origin,
-        )
-        self._departures = Departures(self.state)
-        self._generations = Generations(self.state, self._departures)
-        self._admission = Admission(self.state, self._departures, self._generations)
-        self._deadlines = Deadlines(self.state, self._departures, self._generations)
+    def __init__(self, state: ClusterState) -> None:
+        self.state = state
+        self._departures = Departures(state)
+        self._generations = Generations(state, self._departures)
+        self._admission = Admission(state, self._departures, self._generations)
+        self._deadlines = Deadlines(state, self._departures, self._generations)
         self._inputs: dict[type, Callable[[Any, float], None]] = {
             inputs.Received: self._received,
             inputs.Closed: self._closed,
             inputs.Alive: self._alive,
-            inputs.Exited: self._exited,
-            inputs.ScaleRequested: self._scaled,
-            inputs.RemovalRequested: self._removed,
-            inputs.StopRequested: self._stopped,
+            commands.ReportExit: self._exited,
+            commands.Scale: self._scale,
+            commands.Remove: self._remove,
+            commands.Stop: self._stop,
             inputs.Announced: self._announced,
             inputs.Tick: self._tick,
         }
@@ -93,16 +75,16 @@ class Machine:
         }
 
     def handle(self, event: inputs.Input, now: float) -> list[Instruction]:
-        """Take one event in and return what to do about it, in order."""
+        """Take one input and return what to do about it, in order."""
         self._inputs[type(event)](event, now)
         self._generations.decide(now)
         return self.state.out.take()
 
     def next_deadline(self) -> float | None:
-        """When to call `handle` with a `Tick` if nothing else happens before."""
+        """When to call `handle` with a `Tick` at the latest; `None` if nothing is due."""
         return self._deadlines.next()
 
-    # What workers say
+    # Messages of workers
 
     def _received(self, event: inputs.Received, now: float) -> None:
         message, out = event.message, self.state.out
@@ -115,7 +97,7 @@ class Machine:
                 why = "this stream belongs to no worker of the cluster"
                 out.refuse(event.connection, messages.REFUSED_FENCED, why)
         elif participant.incarnation != message.incarnation:
-            why = f"{participant.id} spoke as another process than the one that said hello"
+            why = f"{participant.id} sent a message of another process than its hello"
             out.refuse(event.connection, messages.REFUSED_FENCED, why)
         else:
             participant.last_seen = now
@@ -130,7 +112,7 @@ class Machine:
         if state.ignores(who, message.generation):
             return
         if state.phase in (Phase.RESCALING, Phase.PAUSED):
-            state.continuity.stands_at_barrier(who.seat, message.generation)
+            state.open_groups.at_barrier(who.seat, message.generation)
             if state.roster.is_member(who.id):
                 state.barrier.answer(who.id, message)
 
@@ -147,16 +129,10 @@ class Machine:
             state.ignores(who, message.generation)
             return
         who.progress = message
-        # Nobody goes back while one member knows the way; if all of them are new, the first step tells.
+        # The step never goes back while a member knows it; if all members are new, their first step counts.
         is_first = message.generation == state.generation and not state.has_committed
         if is_first or message.step >= state.progress.step:
-            state.progress = messages.State(
-                epoch=message.epoch,
-                step=message.step,
-                learning_rate=message.learning_rate,
-                samples=message.samples,
-                global_batch_size=message.global_batch_size,
-            )
+            state.take_progress(message)
         if message.generation == state.generation:
             self._generations.committed(message, now)
 
@@ -170,8 +146,8 @@ class Machine:
             state.suspicion = Suspicion(now + state.timeouts.suspicion, text)
 
     def _leaves(self, who: Participant, message: messages.Leave, now: float) -> None:
-        why = f"{who.id} leaves: {message.reason or 'it asked to'}"
-        self._departures.dismiss(who, why, now)
+        departure = self.state.departure(DepartureKind.LEFT, who, detail=message.reason)
+        self._departures.dismiss(who, departure, now)
 
     def _finishes(self, who: Participant, message: messages.Finish, now: float) -> None:
         state = self.state
@@ -179,7 +155,7 @@ class Machine:
             state.ignores(who, message.generation)
             return
         who.finished = True
-        who.move(WorkerStatus.LEAVING)
+        who.transition(WorkerStatus.LEAVING)
         if state.phase is not Phase.FINISHING and state.roster.is_member(who.id):
             state.phase = Phase.FINISHING
             state.deadline = now + state.timeouts.barrier
@@ -191,12 +167,12 @@ class Machine:
         if message.traceback:
             self.state.out.note("error", f"{text}\n{message.traceback}")
         if message.fatal:
-            self._departures.end("aborted", text)
+            self._departures.end(RunOutcome.ABORTED, text)
         else:
-            self.state.continuity.stopped(who.id, who.incarnation)
+            self.state.open_groups.stopped(who.id, who.incarnation)
             self._departures.lose(who, f"its code raised: {message.reason}", now, now)
 
-    # What the shell and launchers see
+    # What the control server notices
 
     def _closed(self, event: inputs.Closed, now: float) -> None:
         participant = self.state.roster.by_connection(event.connection)
@@ -209,47 +185,49 @@ class Machine:
             if participant is not None:
                 participant.last_seen = now
 
-    def _exited(self, event: inputs.Exited, now: float) -> None:
-        participant = self.state.roster.get(event.worker_id)
-        pid = None if participant is None else participant.attributes.get("pid")
-        if participant is not None and (event.pid is None or pid in (None, str(event.pid))):
-            self.state.continuity.stopped(participant.id, participant.incarnation)
-            self._departures.lose(participant, event.reason, now, now)
-        else:
-            self.state.continuity.exited(event.worker_id, event.pid)
-
     def _announced(self, event: inputs.Announced, now: float) -> None:
         if event.generation == self.state.generation:
-            self.state.chronicle.announced(event.generation, now)
+            self.state.rescale_log.announced(event.generation, now)
 
     def _tick(self, _event: inputs.Tick, now: float) -> None:
-        self._deadlines.pass_by(now)
+        self._deadlines.expire(now)
 
-    # What operators want
+    # Commands of operators and launchers
 
-    def _scaled(self, event: inputs.ScaleRequested, now: float) -> None:
+    def _exited(self, command: commands.ReportExit, now: float) -> None:
+        participant = self.state.roster.get(command.worker_id)
+        pid = None if participant is None else participant.attributes.get("pid")
+        if participant is not None and (command.pid is None or pid in (None, str(command.pid))):
+            self.state.open_groups.stopped(participant.id, participant.incarnation)
+            self._departures.lose(participant, command.reason, now, now)
+        else:
+            self.state.open_groups.exited(command.worker_id, command.pid)
+
+    def _scale(self, command: commands.Scale, now: float) -> None:
         state = self.state
-        if event.expected not in (None, state.target_version):
+        if command.expected not in (None, state.target_version):
             raise ConflictError(
-                f"{event.by} did not know that {state.desired_workers} workers are wanted by now; "
-                f"its wish for {event.workers} is not followed"
+                f"refused {command.workers} workers: the target changed to {state.desired_workers} "
+                f"since this request was made; ask again"
             )
-        state.desired_workers = check_target(state.config, event.workers)
+        state.desired_workers = check_target(state.config, command.workers)
         state.target_version += 1
-        state.target_by = event.by
-        state.out.record(journal_records.TargetSet(workers=event.workers, by=event.by))
-        wish = f"{event.by} wants {counted(event.workers, 'worker')}"
-        state.out.note("info", wish)
-        for participant in state.staying()[event.workers :]:
-            self._departures.dismiss(participant, f"{participant.id} retires: {wish}", now)
+        state.target_by, state.target_requester = command.by, command.requester
+        entry = TargetSet(workers=command.workers, by=command.by, requester=command.requester)
+        state.out.record(entry)
+        state.out.note("info", f"{command.by} wants {counted(command.workers, 'worker')}")
+        for who in state.staying()[command.workers :]:
+            facts = {"by": command.by, "workers": command.workers}
+            departure = state.departure(DepartureKind.SURPLUS, who, **facts)
+            self._departures.dismiss(who, departure, now)
 
-    def _removed(self, event: inputs.RemovalRequested, now: float) -> None:
-        participant = self.state.roster.get(event.worker_id)
-        if participant is not None:
-            why = f"{participant.id} retires: {event.by} asked for it"
-            self._departures.dismiss(participant, why, now)
+    def _remove(self, command: commands.Remove, now: float) -> None:
+        who = self.state.roster.get(command.worker_id)
+        if who is not None:
+            departure = self.state.departure(DepartureKind.REMOVED, who, by=command.by)
+            self._departures.dismiss(who, departure, now)
 
-    def _stopped(self, event: inputs.StopRequested, _now: float) -> None:
+    def _stop(self, command: commands.Stop, _now: float) -> None:
         if self.state.ended is None:
-            why = f"{event.by} stopped the run: {event.reason}"
-            self._departures.end("stopped", why, emergency=True)
+            why = f"{command.by} stopped the run: {command.reason}"
+            self._departures.end(RunOutcome.STOPPED, why, emergency=True)

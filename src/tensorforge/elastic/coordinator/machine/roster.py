@@ -1,4 +1,4 @@
-"""Who is here: members in order of rank, joiners in order of arrival, leavers on their way out."""
+"""The workers that the coordinator knows: members in order of rank, joiners in order of arrival, leavers."""
 
 from __future__ import annotations
 
@@ -6,16 +6,17 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from tensorforge.cluster.workers import WORKER_LIFECYCLE, WorkerId, WorkerStatus
-from tensorforge.elastic.coordinator.machine.journal_records import Seat
+from tensorforge.elastic.coordinator.journal_records import Seat
 from tensorforge.elastic.protocol.messages import Progress
+from tensorforge.elastic.protocol.reasons import Departure
 
 
 @dataclass(slots=True)
 class Participant:
-    """One worker process, as the coordinator sees it.
+    """One worker process, as the coordinator knows it.
 
-    `known_generation` is the newest topology that was sent down its present stream. `connection` is
-    `None` for a member that a restarted coordinator waits for.
+    `known_generation` is the newest generation that was sent on its present stream. `connection` is `None` for
+    a member that a restarted coordinator waits for. `leave_reason` is set once the worker is to leave.
     """
 
     worker: WorkerId
@@ -24,11 +25,10 @@ class Participant:
     last_seen: float
     connection: int | None = None
     status: WorkerStatus = WorkerStatus.JOINING
-    local_world_size: int = 1
     attributes: dict[str, str] = field(default_factory=dict)
     known_generation: int | None = None
     progress: Progress | None = None
-    leave_reason: str | None = None
+    leave_reason: Departure | None = None
     finished: bool = False
 
     @property
@@ -38,22 +38,23 @@ class Participant:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether it asked, or was asked, to go."""
+        """Whether the worker asked, or was asked, to leave."""
         return self.leave_reason is not None
 
     @property
     def seat(self) -> Seat:
-        """Its identity in the journal."""
-        return Seat(self.worker, self.incarnation, self.attributes.get("pid"))
+        """The worker and its process, as the journal names them."""
+        known = self.attributes
+        return Seat(self.worker, self.incarnation, known.get("pid"), known.get("process"))
 
-    def move(self, status: WorkerStatus) -> None:
-        """Change the status along the lifecycle; staying is fine."""
+    def transition(self, status: WorkerStatus) -> None:
+        """Change the status as the lifecycle allows; the same status changes nothing."""
         if status is not self.status:
             self.status = WORKER_LIFECYCLE.require(self.status, status)
 
 
 class Roster:
-    """All participants, by name and by stream, and the members of the current generation."""
+    """All workers by name and by stream. `members` is the current generation, `waiting` are the joiners."""
 
     def __init__(self) -> None:
         self._by_id: dict[str, Participant] = {}
@@ -69,19 +70,19 @@ class Roster:
         return len(self._by_id)
 
     def get(self, worker_id: str) -> Participant | None:
-        """The participant of that name."""
+        """The worker of that name."""
         return self._by_id.get(worker_id)
 
     def by_connection(self, connection: int) -> Participant | None:
-        """The participant that speaks on this stream."""
+        """The worker whose stream this is."""
         return self._by_connection.get(connection)
 
     def is_member(self, worker_id: str) -> bool:
-        """Whether the current generation has it."""
+        """Whether the worker is a member of the current generation."""
         return worker_id in self._member_ids
 
     def add(self, participant: Participant) -> None:
-        """Take in a newcomer; it waits until a generation includes it."""
+        """Add a newcomer; it waits until a generation includes it."""
         self._by_id[participant.id] = participant
         self.waiting[participant.id] = participant
         if participant.connection is not None:
@@ -95,7 +96,7 @@ class Roster:
             self.waiting.pop(worker.id, None)
 
     def connect(self, participant: Participant, connection: int) -> int | None:
-        """Move the participant to a new stream and return the old one."""
+        """Give the worker a new stream and return the old one."""
         old = participant.connection
         if old is not None:
             self._by_connection.pop(old, None)
@@ -105,7 +106,7 @@ class Roster:
         return old
 
     def drop(self, participant: Participant) -> int | None:
-        """Forget the participant and return its stream. Membership changes with the next generation."""
+        """Forget the worker and return its stream. The members change only with the next generation."""
         self._by_id.pop(participant.id, None)
         self.waiting.pop(participant.id, None)
         if participant.connection is not None:
@@ -115,13 +116,13 @@ class Roster:
     def present_members(self) -> list[Participant]:
         """Members that are still here, in order of rank, leavers included.
 
-        A newcomer that bears the name of a lost member is not that member.
+        A newcomer with the name of a lost member is not that member.
         """
         found = (self._by_id.get(worker.id) for worker in self.members)
         return [p for p in found if p is not None and p.id not in self.waiting]
 
     def leavers(self) -> list[Participant]:
-        """Those on their way out that are no members any more."""
+        """Workers that are leaving and are not members any more."""
         return [p for p in self._by_id.values() if p.is_leaving and not self.is_member(p.id)]
 
 
@@ -130,8 +131,8 @@ def arrange(
 ) -> tuple[WorkerId, ...]:
     """The next members in order of rank.
 
-    A newcomer takes the rank of somebody who left, so that the others keep theirs; ranks that nobody
-    takes are closed up, and newcomers without a free rank come last. Those who stay keep their order.
+    A newcomer takes the rank of a worker that left, so that the others keep theirs. Ranks that nobody takes are
+    closed up; newcomers without a free rank come last. Those who stay keep their order.
     """
     fresh = iter(newcomers)
     ranks: list[WorkerId] = []
