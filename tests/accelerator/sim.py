@@ -21,7 +21,6 @@ from tests.accelerator.extension import library
 torch.ops.load_library(str(library()))
 _native = torch.ops.sim
 
-type_name = "sim"
 Where = torch.device | str | int | None
 
 

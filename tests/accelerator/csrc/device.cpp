@@ -251,6 +251,10 @@ void forbid_synchronization(bool forbidden) {
   synchronization_forbidden = forbidden;
 }
 
+void change_schedule(const std::string& name, double latency, int64_t seed) {
+  set_schedule(name, latency, static_cast<uint64_t>(seed));
+}
+
 // The process must not use its devices any more; what it still frees is ignored.
 void end() {
   if (initialized && !forked && !ended.exchange(true)) {
@@ -268,9 +272,7 @@ TORCH_LIBRARY(sim, library) {
   library.def("synchronizations() -> Dict(str, int)", &read_synchronizations);
   library.def("reset_synchronizations() -> ()", &reset_synchronizations);
   library.def("forbid_synchronization(bool forbidden) -> ()", &forbid_synchronization);
-  library.def("set_schedule(str name, float latency, int seed) -> ()", [](std::string name, double latency, int64_t seed) {
-    set_schedule(name, latency, static_cast<uint64_t>(seed));
-  });
+  library.def("set_schedule(str name, float latency, int seed) -> ()", &change_schedule);
   library.def("end() -> ()", &end);
 }
 
@@ -310,7 +312,8 @@ void count_synchronization(const std::string& reason) {
 at::Generator drawing_generator(const std::optional<at::Generator>& given, c10::DeviceIndex device) {
   const at::Generator& chosen = given.has_value() && given->defined() ? *given : default_generator(device);
   TORCH_CHECK(
-      chosen.device().type() == kSim, "Expected a 'sim' device type for generator but found '", chosen.device().type(), "'");
+      chosen.device().type() == kSim, "Expected a 'sim' device type for generator but found '",
+      chosen.device().type(), "'");
   return static_cast<DeviceGenerator*>(chosen.unsafeGetGeneratorImpl())->drawing;
 }
 
