@@ -86,6 +86,7 @@ def test_a_worker_of_another_host_joins_with_the_token_and_not_without(run_here,
 
 
 @pytest.mark.soak
+@pytest.mark.timeout(900)
 @pytest.mark.may_leak("files", "torch leaves a folder for compiled kernels")
 def test_training_on_two_hosts_gives_the_same_bits(run_here, distant_host, tmp_path):
     run, folder = run_here(EXAMPLE, "--steps", "150")

@@ -24,7 +24,7 @@ from tensorforge.checkpoint.format.manifest import (
     checksum,
     encode_manifest,
 )
-from tensorforge.checkpoint.load.chunk_source import StoredChunks, read_chunk
+from tensorforge.checkpoint.load.stored_chunks import StoredChunks, read_chunk
 from tensorforge.errors import AlreadyExistsError, CheckpointError, ConflictError, NotFoundError
 from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.blobs import BlobStore, BlobWriter

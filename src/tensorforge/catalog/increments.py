@@ -25,7 +25,7 @@ from tensorforge.checkpoint.format.manifest import (
     TensorMetadata,
     checksum,
 )
-from tensorforge.checkpoint.load.chunk_source import StoredChunks, read_chunk
+from tensorforge.checkpoint.load.stored_chunks import StoredChunks, read_chunk
 from tensorforge.checkpoint.save.chunk_reuse import EncodedChunk
 from tensorforge.errors import CheckpointError, ConfigurationError
 from tensorforge.storage.blobs import BlobStore

@@ -154,8 +154,8 @@ class CheckpointManager:
         name = CHECKPOINTS.c.checkpoint_id == record.checkpoint_id
         with self._database.write() as connection:
             queries.lock_run(connection, record.training_run_id)
-            gone = CHECKPOINTS.c.state == CheckpointState.DELETED.value
-            connection.execute(CHECKPOINTS.delete().where(name, gone))
+            deleted = CHECKPOINTS.c.state == CheckpointState.DELETED.value
+            connection.execute(CHECKPOINTS.delete().where(name, deleted))
             if connection.scalar(sa.select(CHECKPOINTS.c.checkpoint_id).where(name)) is not None:
                 raise AlreadyExistsError(
                     f"the catalog has checkpoint {record.checkpoint_id!r} already"

@@ -5,25 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tensorforge.catalog.chains.records import CheckpointRecord
-from tensorforge.checkpoint.parallel import BackgroundResult
+from tensorforge.checkpoint.parallel import BackgroundWork
 
 
-class PendingSave:
-    """A save in the background, and the record that it will complete."""
+class PendingSave(BackgroundWork[CheckpointRecord]):
+    """A save in the background. `record` is in state `CREATING`; the result is the completed record."""
 
     def __init__(self, record: CheckpointRecord, finish: Callable[[], CheckpointRecord]) -> None:
         self.record = record
-        self._result = BackgroundResult(f"saving {record.checkpoint_id}", finish)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the save has succeeded or failed."""
-        return self._result.is_done
-
-    def result(self, timeout: float | None = None) -> CheckpointRecord:
-        """Wait for the completed record, or raise the save's error; `TimeoutError` after `timeout` seconds."""
-        return self._result.get(timeout)
-
-    def settle(self) -> None:
-        """Wait for the save; raise its error unless `result` has raised it already."""
-        self._result.settle()
+        super().__init__(f"saving {record.checkpoint_id}", finish)

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from tensorforge.catalog import upkeep
@@ -278,12 +277,7 @@ class RunCheckpoints:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _prepare(self) -> None:

@@ -5,7 +5,7 @@ The way of a tensor to disk: `api` receives the model; `model_state` and `tensor
 writes which box into which file; `save.staging` copies; `save.shard_writer` writes; the manifest commits.
 
 The way back, on any number of ranks: `load.loading` chooses a checkpoint; `load.targets` matches it with the
-model; `load.resharding` plans the reads; `load.tensor_reader` and `load.chunk_source` read and verify chunks.
+model; `load.resharding` plans the reads; `load.tensor_reader` and `load.stored_chunks` read and verify chunks.
 
 `format` defines manifest and files, `ranks` the messages between ranks; `store_index` lists and deletes.
 Importing this package imports neither torch nor numpy; names that need them are imported at first use.

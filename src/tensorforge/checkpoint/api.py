@@ -6,7 +6,6 @@ import contextlib
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import Self, TypeVar
 
 from tensorforge.checkpoint import optimizers, store_index
@@ -24,7 +23,7 @@ from tensorforge.checkpoint.options import (
     StorageOptions,
     create_storage,
 )
-from tensorforge.checkpoint.parallel import BackgroundResult, Deadline
+from tensorforge.checkpoint.parallel import BackgroundWork, Deadline
 from tensorforge.checkpoint.ranks.coordinators import DistributedCoordinator
 from tensorforge.checkpoint.save.saving import Committed, SaveInProgress, Saver
 from tensorforge.checkpoint.save.staging import StagingArea
@@ -39,25 +38,12 @@ class StaleSaveWarning(UserWarning):
     """Two consecutive saves are equal: probably the caller saves an object that is not the one in training."""
 
 
-class SaveHandle:
-    """A save in the background. The state was copied, so the caller may change it."""
+class SaveHandle(BackgroundWork[str]):
+    """A save in the background; its result is `prefix`. The state was copied, so the caller may change it."""
 
     def __init__(self, prefix: str, work: Callable[[], str]) -> None:
         self.prefix = prefix
-        self._result = BackgroundResult(f"saving {prefix}", work)
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the save has succeeded or failed."""
-        return self._result.is_done
-
-    def result(self, timeout: float | None = None) -> str:
-        """Wait for the save; return its prefix or raise its error. `TimeoutError` after `timeout` seconds."""
-        return self._result.get(timeout)
-
-    def settle(self) -> None:
-        """Wait for the save; raise its error unless `result` has raised it already."""
-        self._result.settle()
+        super().__init__(f"saving {prefix}", work)
 
 
 class DistributedCheckpoint:
@@ -207,12 +193,7 @@ class DistributedCheckpoint:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _settle(self) -> None:

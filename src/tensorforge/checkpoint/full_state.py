@@ -14,7 +14,7 @@ from tensorforge.checkpoint.format.boxes import Box
 from tensorforge.checkpoint.format.file_layout import MODEL, OPTIMIZER
 from tensorforge.checkpoint.format.manifest import CheckpointManifest, TensorMetadata, corrupted
 from tensorforge.checkpoint.format.state_trees import decode_tree
-from tensorforge.checkpoint.load.chunk_source import StoredChunks
+from tensorforge.checkpoint.load.stored_chunks import StoredChunks
 from tensorforge.checkpoint.load.targets import allocate_tensor, require_memory
 from tensorforge.checkpoint.load.tensor_reader import Destination, read_tensors
 from tensorforge.checkpoint.model_state import tree_reader

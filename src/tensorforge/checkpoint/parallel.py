@@ -68,7 +68,7 @@ class ByteCounter:
                 self._progress(self._done, self._total)
 
 
-class BackgroundResult(Generic[Result]):
+class BackgroundWork(Generic[Result]):
     """Runs `work` in a thread of its own and keeps its result or its error."""
 
     def __init__(self, what: str, work: Callable[[], Result]) -> None:
@@ -83,7 +83,7 @@ class BackgroundResult(Generic[Result]):
     def _run(self, work: Callable[[], Result]) -> None:
         try:
             self._values.append(work())
-        except BaseException as error:  # noqa: BLE001  raised by `get`
+        except BaseException as error:  # noqa: BLE001  raised by `result`
             self._error = error
         finally:
             self._finished.set()
@@ -93,7 +93,7 @@ class BackgroundResult(Generic[Result]):
         """Whether the work has succeeded or failed."""
         return self._finished.is_set()
 
-    def get(self, timeout: float | None = None) -> Result:
+    def result(self, timeout: float | None = None) -> Result:
         """Wait for the result, or raise the error of the work; `TimeoutError` after `timeout` seconds."""
         if not self._finished.wait(timeout):
             raise TimeoutError(f"{self._what} is still running after {timeout} seconds")
@@ -104,11 +104,11 @@ class BackgroundResult(Generic[Result]):
         return self._values[0]
 
     def settle(self) -> None:
-        """Wait for the end; raise the error of the work unless `get` has raised it already."""
+        """Wait for the end; raise the error of the work unless `result` has raised it already."""
         self._finished.wait()
         self._thread.join()
         if not self._is_raised:
-            self.get()
+            self.result()
 
 
 class _TaskThreads(Generic[Context]):

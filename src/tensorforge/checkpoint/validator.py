@@ -15,7 +15,7 @@ from typing import Protocol
 from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.format.file_layout import CHUNK_BYTES
 from tensorforge.checkpoint.format.manifest import CheckpointManifest, ChunkMetadata, TensorMetadata
-from tensorforge.checkpoint.load.chunk_source import StoredChunks, read_chunk
+from tensorforge.checkpoint.load.stored_chunks import StoredChunks, read_chunk
 from tensorforge.checkpoint.options import Progress
 from tensorforge.checkpoint.parallel import ByteCounter, Deadline, run_parallel
 from tensorforge.errors import CheckpointError, CheckpointErrorType

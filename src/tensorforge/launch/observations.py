@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -238,5 +239,5 @@ def _progress(old: ClusterView | None, new: ClusterView) -> Iterator[Event]:
         step=new.state.step,
         epoch=new.state.epoch,
         learning_rate=new.state.learning_rate,
-        metrics={"loss": losses[0]} if losses else {},
+        metrics={"loss": math.nan if losses[0] is None else losses[0]} if losses else {},
     )

@@ -150,7 +150,7 @@ def _read_model(
 
     names = [name for name in manifest.tensors if name.startswith(MODEL)]
     if not names:
-        raise NotFoundError(f"the checkpoint {manifest.prefix} holds no model")
+        raise NotFoundError(f"the checkpoint {manifest.prefix} has no model")
     tensors = read_full_tensors(store, manifest, names, progress)
     return {name.removeprefix(MODEL): tensor for name, tensor in tensors.items()}
 

@@ -69,7 +69,7 @@ def run_validation(
         accuracy, samples = measure_accuracy(model, inputs, targets, metric)
     except InvalidInputError:
         raise
-    except Exception as error:  # noqa: BLE001  whatever a user's model raises is its result
+    except Exception as error:  # noqa: BLE001  an error of the model is part of the result
         errors.append(f"{type(error).__name__}: {error}"[:500])
     result = ValidationResult(
         model_id=metadata.model_id,

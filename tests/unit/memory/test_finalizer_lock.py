@@ -4,20 +4,9 @@ import threading
 import weakref
 
 import pytest
+from tests.unit.memory.making import take
 
-from tensorforge.memory import AllocationRequest, GpuDevice, MemoryPool
 from tensorforge.memory.finalizer_lock import FinalizerLock
-
-
-@pytest.fixture
-def pool():
-    return MemoryPool(GpuDevice("gpu-0", 1000, 1500, (8, 6)))
-
-
-def take(pool, size, *, now=0.0, **options):
-    result = pool.allocate(AllocationRequest("t", size, **options), now)
-    assert result.success, result.error
-    return result.block_id
 
 
 class Cycle:

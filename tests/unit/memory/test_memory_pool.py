@@ -4,20 +4,10 @@ import random
 import threading
 
 import pytest
+from tests.unit.memory.making import take
 
 from tensorforge.errors import InvalidInputError, NotFoundError, TransitionError
 from tensorforge.memory import AllocationRequest, BlockStatus, GpuDevice, MemoryPool
-
-
-@pytest.fixture
-def pool():
-    return MemoryPool(GpuDevice("gpu-0", 1000, 1500, (8, 6)))
-
-
-def take(pool, size, *, now=0.0, **options):
-    result = pool.allocate(AllocationRequest("t", size, **options), now)
-    assert result.success, result.error
-    return result.block_id
 
 
 def layout(pool):

@@ -92,7 +92,7 @@ class CheckpointSchedule:
         if self.every_seconds is not None and not self.every_seconds > 0:
             raise ConfigurationError("every_seconds", self.every_seconds, "must be positive")
         if not 0 <= self.min_seconds <= self.max_seconds:
-            rule = f"must lie between 0 and max_seconds ({self.max_seconds})"
+            rule = f"must be between 0 and max_seconds ({self.max_seconds})"
             raise ConfigurationError("min_seconds", self.min_seconds, rule)
         if self.every_steps is None and self.every_seconds is None and not self.optimal:
             rule = "one of every_steps, every_seconds and optimal must be set"

@@ -27,7 +27,7 @@ from tensorforge.checkpoint.format.manifest import (
     manifest_key,
 )
 from tensorforge.checkpoint.format.state_trees import decode_tree
-from tensorforge.checkpoint.load.chunk_source import StoredChunks
+from tensorforge.checkpoint.load.stored_chunks import StoredChunks
 from tensorforge.checkpoint.load.targets import Targets, allocate_tensor, tensor_names
 from tensorforge.checkpoint.load.tensor_reader import WORKERS, read_tensors
 from tensorforge.checkpoint.model_state import (

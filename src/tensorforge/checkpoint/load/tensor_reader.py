@@ -17,8 +17,8 @@ import torch
 from tensorforge.checkpoint.format.boxes import Box
 from tensorforge.checkpoint.format.formats import ITEM_SIZES
 from tensorforge.checkpoint.format.manifest import RAW, StoredBytes
-from tensorforge.checkpoint.load.chunk_source import BufferRead, ChunkSource
 from tensorforge.checkpoint.load.resharding import ChunkRead, RangeRead, WantedBox, plan_reads
+from tensorforge.checkpoint.load.stored_chunks import BufferRead, StoredChunks
 from tensorforge.checkpoint.options import Progress
 from tensorforge.checkpoint.parallel import ByteCounter, Deadline, run_parallel
 from tensorforge.checkpoint.save.file_contents import Bytes
@@ -44,7 +44,7 @@ class Destination:
 
 
 def read_tensors(
-    source: ChunkSource,
+    source: StoredChunks,
     destinations: Sequence[Destination],
     *,
     deadline: Deadline,
@@ -129,7 +129,7 @@ class _DirectRead:
 class _Reader:
     """Executes reads and fills the destinations."""
 
-    def __init__(self, source: ChunkSource, destinations: Sequence[Destination]) -> None:
+    def __init__(self, source: StoredChunks, destinations: Sequence[Destination]) -> None:
         self._source = source
         self._destinations = destinations
         self._memory: dict[int, Bytes] = {

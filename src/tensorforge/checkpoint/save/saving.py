@@ -45,7 +45,7 @@ from tensorforge.checkpoint.format.manifest import (
     merge_shards,
 )
 from tensorforge.checkpoint.format.state_trees import encode_tree, merge_trees
-from tensorforge.checkpoint.load.chunk_source import StoredChunks
+from tensorforge.checkpoint.load.stored_chunks import StoredChunks
 from tensorforge.checkpoint.load.tensor_reader import Destination, read_tensors
 from tensorforge.checkpoint.model_state import CapturedState
 from tensorforge.checkpoint.options import Progress, SaveOptions

@@ -32,7 +32,8 @@ Step: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
 Attributes: TypeAlias = Annotated[
     dict[Name, Annotated[str, msgspec.Meta(max_length=4_000)]], msgspec.Meta(max_length=64)
 ]
-Measures: TypeAlias = Annotated[dict[Name, float], msgspec.Meta(max_length=64)]
+Measures: TypeAlias = Annotated[dict[Name, float | None], msgspec.Meta(max_length=64)]
+"""Values by name. JSON has neither NaN nor infinity: `None` stands for both."""
 Amounts: TypeAlias = Annotated[dict[Name, Count], msgspec.Meta(max_length=64)]
 
 

@@ -11,7 +11,7 @@ NOBODY_JOINED_TIMEOUT = 3.0
 """The same while no worker has joined yet: then no reason is likely to come."""
 
 
-class Departures:
+class ExitReasons:
     """Exits with code 0, split into explained and unexplained.
 
     A worker whose exit is not explained counts as running, so it is not replaced before the coordinator had

@@ -8,7 +8,7 @@ from signal import SIGTERM
 
 from tensorforge.launch.supervisor.events import WorkerExited
 from tensorforge.launch.supervisor.exit_codes import describe_exit
-from tensorforge.launch.supervisor.exit_reasons import UNASKED, Departures
+from tensorforge.launch.supervisor.exit_reasons import UNASKED, ExitReasons
 from tensorforge.launch.supervisor.failures import FailureLog
 from tensorforge.launch.supervisor.instructions import (
     End,
@@ -52,13 +52,13 @@ class Shutdown:
         self,
         policy: SupervisionPolicy,
         staffing: Staffing,
-        departures: Departures,
+        exit_reasons: ExitReasons,
         failures: FailureLog,
     ) -> None:
         self.phase = Phase.RUNNING
         self._policy = policy
         self._staffing = staffing
-        self._departures = departures
+        self._exit_reasons = exit_reasons
         self._failures = failures
         self._outcome: Outcome | None = None
         self._is_finished = False
@@ -119,7 +119,7 @@ class Shutdown:
     def worker_exited(self, worker: TrackedWorker, event: WorkerExited) -> list[Instruction]:
         """Show how an expected exit went, and note it as a possible cause of the run's end."""
         failure, text, detail = event.failure, describe_exit(event.code), ""
-        has_no_final_line = not self._departures.has_concluded(worker.name)
+        has_no_final_line = not self._exit_reasons.has_concluded(worker.name)
         if worker.is_killed or event.code == -SIGTERM:
             text = worker.failure_cause or "was stopped"
         elif failure is not None and not failure.is_run_ended:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tensorforge.launch.supervisor.exit_reasons import Departures
+from tensorforge.launch.supervisor.exit_reasons import ExitReasons
 from tensorforge.launch.supervisor.instructions import (
     Instruction,
     Level,
@@ -30,12 +30,12 @@ class Staffing:
     and no target is requested.
     """
 
-    def __init__(self, policy: SupervisionPolicy, departures: Departures) -> None:
+    def __init__(self, policy: SupervisionPolicy, exit_reasons: ExitReasons) -> None:
         self.target = policy.workers
         self.workers: dict[str, TrackedWorker] = {}
         self.budget = RestartBudget(policy.max_restarts, policy.restart_window)
         self._policy = policy
-        self._departures = departures
+        self._exit_reasons = exit_reasons
         self._count = 0
         self._names: set[str] = set()
         self._remote: set[str] = set()
@@ -72,7 +72,7 @@ class Staffing:
         """The run is ending: start no more workers."""
         self._is_closed = True
         self._restarts_at.clear()
-        self._departures.clear()
+        self._exit_reasons.clear()
 
     # Workers that come and go
 
@@ -106,10 +106,10 @@ class Staffing:
     ) -> list[Instruction]:
         """The coordinator released this worker; `surplus`: the target already counts this departure."""
         worker = self.workers.get(name)
-        if self._is_closed or not self._departures.is_news(name):
+        if self._is_closed or not self._exit_reasons.is_news(name):
             return []
         done = self._remote_left(name, surplus=surplus)
-        explained = self._departures.release(name)
+        explained = self._exit_reasons.release(name)
         if worker is not None and not worker.leaving:
             done += worker.retire(now, tell=False)
         elif not explained:
@@ -201,7 +201,7 @@ class Staffing:
     def _surplus(self) -> int:
         """How many more workers than wanted there are; exits that await an explanation count as workers."""
         wanted = max(0, self.target + self._policy.standbys - self._unreplaced)
-        return len(self._live()) + len(self._departures) - wanted
+        return len(self._live()) + len(self._exit_reasons) - wanted
 
     def _live(self) -> list[TrackedWorker]:
         return [worker for worker in self.workers.values() if not worker.leaving]

@@ -28,7 +28,7 @@ from tensorforge.launch.supervisor.events import (
     WorkerReleased,
 )
 from tensorforge.launch.supervisor.exit_codes import UserFailure, describe_exit
-from tensorforge.launch.supervisor.exit_reasons import UNASKED, Departures
+from tensorforge.launch.supervisor.exit_reasons import UNASKED, ExitReasons
 from tensorforge.launch.supervisor.failures import FailureLog
 from tensorforge.launch.supervisor.hangs import HangDetector
 from tensorforge.launch.supervisor.instructions import (
@@ -51,11 +51,11 @@ class Supervisor:
 
     def __init__(self, policy: SupervisionPolicy) -> None:
         self._policy = policy
-        self._departures = Departures()
-        self._staffing = Staffing(policy, self._departures)
+        self._exit_reasons = ExitReasons()
+        self._staffing = Staffing(policy, self._exit_reasons)
         self._hangs = HangDetector(policy.hang_timeout)
         self._failures = FailureLog()
-        self._shutdown = Shutdown(policy, self._staffing, self._departures, self._failures)
+        self._shutdown = Shutdown(policy, self._staffing, self._exit_reasons, self._failures)
         self._ever_joined = False
         self._coordinator = CoordinatorRestart()
         self._out: list[Instruction] = []
@@ -108,7 +108,7 @@ class Supervisor:
 
     def _deadlines(self) -> Iterator[float]:
         yield from self._staffing.deadlines()
-        yield from self._departures.deadlines()
+        yield from self._exit_reasons.deadlines()
         if self._coordinator.restart_at is not None:
             yield self._coordinator.restart_at
         yield from self._shutdown.deadlines()
@@ -129,7 +129,7 @@ class Supervisor:
             case WorkerConcluded(worker, outcome):
                 if outcome == "complete":
                     self._shutdown.worker_completed()
-                self._departures.concluded(worker, outcome)
+                self._exit_reasons.concluded(worker, outcome)
             case WorkerExited():
                 self._worker_exited(event, now)
             case StacksDumped(worker, text):
@@ -158,7 +158,7 @@ class Supervisor:
 
     def _coordinator_started(self, event: CoordinatorStarted, now: float) -> None:
         self._say(f"coordinator at {event.address}", Level.INFO)
-        self._departures.coordinator_is(True, now)
+        self._exit_reasons.coordinator_is(True, now)
         if self._coordinator.serving(now):
             # A journal from an earlier launch may ask for another number.
             self._out.append(SetTarget(self.target))
@@ -166,7 +166,7 @@ class Supervisor:
     def _coordinator_exited(self, event: CoordinatorExited, now: float) -> None:
         said = f": {event.reason}" if event.reason else ""
         what = f"the coordinator {describe_exit(event.code)}{said}"
-        self._departures.coordinator_is(False, now)
+        self._exit_reasons.coordinator_is(False, now)
         if not self._coordinator.has_served and event.reason:
             text = f"the coordinator did not start: {event.reason}"
             self._out += self._shutdown.stop(Outcome(1, text), now)
@@ -188,7 +188,7 @@ class Supervisor:
         elif worker.failure_cause is not None:
             self._failed(worker.name, worker.failure_cause, None, now)
         elif event.code == 0:
-            self._departures.exited(worker.name, now, anybody_joined=self._ever_joined)
+            self._exit_reasons.exited(worker.name, now, anybody_joined=self._ever_joined)
         else:
             self._failed(worker.name, describe_exit(event.code), event.failure, now)
 
@@ -253,8 +253,8 @@ class Supervisor:
             self._out.append(StartCoordinator())
         for worker in list(self._staffing.workers.values()):
             self._out += worker.due(now)
-        for name in self._departures.overdue(now):
-            if self._departures.left_by_itself(name):
+        for name in self._exit_reasons.overdue(now):
+            if self._exit_reasons.left_by_itself(name):
                 self._out += self._staffing.worker_left(name)
             else:
                 self._exited_unexplained(name, now)

@@ -9,7 +9,7 @@ it with two comparisons on an index.
 | `^1.2.3` | from 1.2.3 up to the next change of the leftmost part that is not zero |
 | `~1.2.3` | from 1.2.3 up to the next minor version; `~1` up to the next major |
 | `1`, `1.x`, `1.2.*` | everything with these leading parts |
-| `>=`, `>`, `<=`, `<`, `=` | a bound; several, separated by spaces or commas, hold together |
+| `>=`, `>`, `<=`, `<`, `=` | a bound; several are separated by spaces or commas, and all must be met |
 | `*` | every version |
 """
 

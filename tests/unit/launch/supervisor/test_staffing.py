@@ -1,6 +1,6 @@
 import pytest
 
-from tensorforge.launch.supervisor.exit_reasons import Departures
+from tensorforge.launch.supervisor.exit_reasons import ExitReasons
 from tensorforge.launch.supervisor.instructions import Retire, Say, SetTarget, StartWorker
 from tensorforge.launch.supervisor.staffing import SHRINK_TIMEOUT, Staffing
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
@@ -8,7 +8,7 @@ from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 def staffed(**settings) -> Staffing:
     """As many workers as the policy asks for, all started at 0 and known to the coordinator."""
-    staffing = Staffing(SupervisionPolicy(**settings), Departures())
+    staffing = Staffing(SupervisionPolicy(**settings), ExitReasons())
     staffing.reconcile(0.0)
     for name in staffing.workers:
         staffing.worker_joined(name)
@@ -20,7 +20,7 @@ def done(instructions):
 
 
 def test_workers_and_standbys_are_started_under_the_names_that_were_foretold():
-    staffing = Staffing(SupervisionPolicy(workers=1, standbys=1), Departures())
+    staffing = Staffing(SupervisionPolicy(workers=1, standbys=1), ExitReasons())
     names = staffing.next_names(2)
     assert staffing.reconcile(0.0) == [StartWorker(name) for name in names]
     assert list(staffing.workers) == names
@@ -69,11 +69,11 @@ def test_standbys_are_forfeited_before_those_who_train():
 
 
 def test_an_exit_that_may_yet_be_explained_counts_as_a_worker_that_is_there():
-    departures = Departures()
-    staffing = Staffing(SupervisionPolicy(workers=2), departures)
+    exit_reasons = ExitReasons()
+    staffing = Staffing(SupervisionPolicy(workers=2), exit_reasons)
     staffing.reconcile(0.0)
     del staffing.workers["worker-1"]
-    departures.exited("worker-1", 1.0, anybody_joined=True)
+    exit_reasons.exited("worker-1", 1.0, anybody_joined=True)
     assert staffing.reconcile(1.0) == []
     assert done(staffing.worker_released("worker-1", "it asked to", 1.0, surplus=False)) == [
         SetTarget(1)

@@ -175,7 +175,7 @@ class Generations:
             (knowing if knows else others).append(participant.connection)
             participant.known_generation = state.generation
         decision = state.rescale_log.history[-1]
-        whole = messages.Rescale(
+        full = messages.Rescale(
             generation=state.generation,
             old_generation=old_generation,
             workers=state.roster.members,
@@ -183,9 +183,9 @@ class Generations:
             reason=decision.reason,
             decided_at=datetime.fromisoformat(decision.decided_at),
         )
-        short = msgspec.structs.replace(whole, workers=None, change=change)
-        state.out.send(tuple(knowing), short)
-        state.out.send(tuple(others), whole)
+        difference = msgspec.structs.replace(full, workers=None, change=change)
+        state.out.send(tuple(knowing), difference)
+        state.out.send(tuple(others), full)
 
     def _close_barrier(self, now: float) -> None:
         state = self._state

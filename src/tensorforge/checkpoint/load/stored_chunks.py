@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 from tensorforge.checkpoint.format.codecs import codec_named
 from tensorforge.checkpoint.format.formats import ITEM_SIZES
@@ -44,32 +44,6 @@ class BufferRead(NamedTuple):
         for _, stored in self.chunks:
             yield self.memory[start : start + stored.length]
             start += stored.length
-
-
-class ChunkSource(Protocol):
-    """Gives a reader the chunks of one checkpoint."""
-
-    @property
-    def manifest(self) -> CheckpointManifest:
-        """The checkpoint's manifest."""
-
-    def is_cached(self, file: int) -> bool:
-        """Whether reading the file only copies memory, without waiting for a disk or a network."""
-
-    @property
-    def reads_sequentially(self) -> bool:
-        """Whether `read_raw` costs one request in all; otherwise it costs one request for each buffer."""
-
-    def read_range(self, file: int, start: int, into: memoryview) -> None:
-        """Fill a buffer with bytes of a file as they are stored."""
-
-    def read_raw(self, reads: Sequence[BufferRead]) -> None:
-        """Read consecutive chunks of one file, with codec `raw`, into several buffers; verify each chunk."""
-
-    def decode(
-        self, name: str, tensor: TensorMetadata, chunk: ChunkMetadata, stored: memoryview
-    ) -> memoryview:
-        """Verify the stored bytes of a chunk and decode them."""
 
 
 class StoredChunks:
