@@ -70,6 +70,7 @@ def make_user_run(membership=None, checkpoints=None, *, dtype="bfloat16", **sett
             {"params": [p for p in model.parameters() if p.dim() == 1], "lr": 1e-2},
         ],
         lr=3e-3,
+        eps=1e-3,  # 1e-8 is 0 in float16
     )
     average = WeightAverage(model)
     chosen = {"batch_size": 30, "clip_grad_norm": 1.0, "seed": 3, "accumulation": 2}

@@ -288,14 +288,12 @@ class Run:
             group,
             self.state,
             prepared=prepared,
+            commit=self._roll_forward,
             generation=self._session.last_formed_generation,
             restore=restore,
             finished_nodes=self._engine.finished_nodes,
         )
         self._engine.prepared = None
-        if agreement.rolled_forward and prepared is not None:
-            self._rolled_forward = prepared
-            self._report(prepared)
         self._digest = agreement.digest
         moved = {"state_bytes": agreement.healed_bytes}
         if self._plane is not None and self._session.topology is not None:
@@ -312,6 +310,13 @@ class Run:
             )
         self._engine.divide(agreement.finished_nodes)
         return moved
+
+    def _roll_forward(self, step: PreparedStep) -> None:
+        """Commit a step whose vote was not known here when its group broke."""
+        self.state.commit(step)
+        self._engine.prepared = None
+        self._rolled_forward = step
+        self._report(step)
 
     def _after_commit(self, step: PreparedStep, requests: Requests) -> None:
         self._report(step)
