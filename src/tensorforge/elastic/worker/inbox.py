@@ -80,6 +80,8 @@ class Inbox:
             self._gathered_all(message)
         elif isinstance(message, messages.Released):
             self._released(message.reason)
+        elif isinstance(message, messages.LeaveRefused):
+            self._leave_refused(message.reason)
         elif isinstance(message, messages.Ended):
             self._ended(message)
         elif isinstance(message, messages.Refused):
@@ -132,6 +134,11 @@ class Inbox:
             self._state.released = reason
             self._changed.notify_all()
         self._retire()
+
+    def _leave_refused(self, reason: str) -> None:
+        with self._changed:
+            self._state.leave_refused = reason
+            self._changed.notify_all()
 
     def _ended(self, message: messages.Ended) -> None:
         with self._changed:

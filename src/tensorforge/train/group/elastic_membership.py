@@ -10,6 +10,7 @@ from typing import Any
 
 from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.protocol.access import TlsOptions
@@ -75,11 +76,15 @@ class ElasticMembership:
         rescaling_requested: Callable[[RescalingEvent], None],
         run_ended: Callable[[RunEnd], None],
         fenced: Callable[[str], None],
+        *,
+        terms: Mapping[str, str],
+        goal: Goal,
     ) -> None:
         """Register with the coordinator."""
         self._worker.rescaling_requested.append(rescaling_requested)
         self._worker.run_ended.append(lambda reason: run_ended(self._end(reason)))
         self._worker.fenced.append(fenced)
+        self._worker.agree_to(terms, goal)
         self._worker.connect_to_cluster(self._address)
         self._is_connected = True
 
@@ -132,18 +137,23 @@ class ElasticMembership:
         """Ask the coordinator to find out which member is gone."""
         self._worker.suspect(generation, None, reason)
 
-    def leave(self, reason: str) -> bool:
+    def leave(self, reason: str, *, together: bool) -> bool:
         """Ask the coordinator for a rescale without this worker."""
-        self._worker.leave(reason)
+        self._worker.leave(reason, together=together, stops_if_last=True)
         return True
+
+    @property
+    def leave_refused(self) -> str | None:
+        """Why the coordinator does not let this worker leave."""
+        return self._worker.leave_refused
 
     def wait_for_release(self, timeout: float) -> bool:
         """Wait until the other workers have formed a generation without this one."""
         return self._worker.wait_for_release(timeout)
 
-    def finish(self, reason: str) -> None:
-        """Report that training is complete."""
-        self._worker.finish(reason)
+    def finish(self, reason: str, *, committed_step: int, epoch: int) -> None:
+        """Report that training is over; the coordinator decides whether the goal is reached."""
+        self._worker.finish(reason, committed_step=committed_step, epoch=epoch)
 
     def abort(self, reason: str, traceback: str) -> None:
         """Report what the training code raised; the coordinator decides whether the run ends."""
