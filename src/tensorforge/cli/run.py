@@ -15,6 +15,7 @@ from typing import Annotated
 import typer
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.ended_runs import EXIT_UNFINISHED
 from tensorforge.launch.launch_settings import LaunchSettings
 from tensorforge.launch.supervisor.instructions import Outcome
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
@@ -82,7 +83,8 @@ def run(
     """Train SCRIPT; the script's own options come after its name.
 
     Workers that die or hang are replaced. Interrupt once to stop after the current step with a checkpoint,
-    twice to stop at once. Exit code 0: training finished; 1: training failed; 130: interrupted.
+    twice to stop at once. Exit code 0: the goal is reached; 75: stopped before that, and can be continued;
+    1: training failed; 130: interrupted.
     """
     from tensorforge.launch.display.displays import choose_display
     from tensorforge.launch.launcher import Launcher
@@ -159,7 +161,7 @@ def show_outcome(outcome: Outcome, folder: Path, seconds: float, *, as_json: boo
         if not as_json:
             typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); logs in {folder}")
         return
-    if outcome.code > _SIGNALLED:
+    if outcome.code == EXIT_UNFINISHED or outcome.code > _SIGNALLED:
         again = f"launch with --run-dir {folder} to continue from the newest checkpoint"
         typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); {again}", err=True)
         return

@@ -28,6 +28,7 @@ RETRIES = RetryPolicy(max_attempts=12, base_delay=5.0, max_delay=3600.0)
 _CLAIM_US = 60 * 1_000_000
 _TIMEOUT = 10.0
 _POLL_SECONDS = 1.0
+_jitter = random.Random()  # noqa: S311  spreads retries, guards nothing
 
 
 def sign(secret: str, timestamp: int, body: str) -> str:
@@ -123,7 +124,7 @@ class WebhookSender:
         now_us = to_micros(self._clock())
         attempt = delivery.attempts + 1
         # At least half of the longest delay, so that an overloaded receiver gets a pause.
-        share = 0.5 + random.random() / 2  # noqa: S311  spreads retries, guards nothing
+        share = 0.5 + _jitter.random() / 2
         delay = self._retries.next_delay(attempt, error, 0.0, share)
         if delay is None:
             _log.warning(

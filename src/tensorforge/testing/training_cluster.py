@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.ended_runs import exit_code_of_runs
 from tensorforge.elastic.protocol.access import ROLES, is_loopback
 from tensorforge.elastic.protocol.token_files import load_or_issue
 from tensorforge.errors import DeadlineExceededError
@@ -246,6 +248,7 @@ def _run_worker(
     with _logged(log):
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         main(*arguments)
+        sys.exit(exit_code_of_runs())
 
 
 @contextmanager

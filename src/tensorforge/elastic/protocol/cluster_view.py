@@ -24,7 +24,7 @@ class WorkerView(msgspec.Struct, kw_only=True):
     joined_at: datetime
     last_seen_ms: float
     committed_step: int | None = None
-    metrics: dict[str, float] = {}
+    metrics: dict[str, float | None] = {}
     attributes: dict[str, str] = {}
     leave_reason: Departure | None = None
 

@@ -36,7 +36,8 @@ Attributes: TypeAlias = Annotated[
 Terms: TypeAlias = Annotated[
     dict[Name, Annotated[str, msgspec.Meta(max_length=4_000)]], msgspec.Meta(max_length=256)
 ]
-Measures: TypeAlias = Annotated[dict[Name, float], msgspec.Meta(max_length=64)]
+Measures: TypeAlias = Annotated[dict[Name, float | None], msgspec.Meta(max_length=64)]
+"""Values by name. JSON has neither NaN nor infinity: `None` stands for both."""
 Amounts: TypeAlias = Annotated[dict[Name, Count], msgspec.Meta(max_length=64)]
 
 

@@ -62,6 +62,8 @@ class Connection:
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._again = False
+        # A stream of its own: the training thread seeds the process-wide one and draws from it meanwhile.
+        self._jitter = random.Random()  # noqa: S311  spreads reconnections, guards nothing
         self._threads = [
             threading.Thread(target=self._keep_open, name="tensorforge-stream", daemon=True),
             threading.Thread(target=self._keep_alive, name="tensorforge-heartbeat", daemon=True),
@@ -125,7 +127,7 @@ class Connection:
             if not self._again:
                 self._lost(None)
                 most = min(RECONNECT_MOST, RECONNECT_LEAST * 2 ** min(failures, 20))
-                self._stopping.wait(random.uniform(RECONNECT_LEAST / 2, most))  # noqa: S311  jitter
+                self._stopping.wait(self._jitter.uniform(RECONNECT_LEAST / 2, most))
 
     def _one_stream(self) -> tuple[bool, TensorForgeError | None]:
         outbox: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()

@@ -41,6 +41,7 @@ from tensorforge.train.run_checkpoints import Checkpointer, CheckpointPlan
 from tensorforge.train.run_config import RunConfig
 from tensorforge.train.run_log import RunLog
 from tensorforge.train.signals import SignalHandlers
+from tensorforge.train.supported_models import check_devices, check_model
 from tensorforge.validation import whole_number
 
 
@@ -60,6 +61,12 @@ class Run:
 
     `before_update` is called before the optimizer's step, when the gradients of all workers are summed up in
     `.grad`. What it does must depend on the model alone.
+
+    `after_update` is called inside the commit, after optimizer and scheduler, on every worker, for every step
+    that updates the weights. What belongs to the state, such as an average of the weights or a target network,
+    is updated there (and passed in `stateful`): a step may be committed while the cluster changes, outside of
+    the loop, and checkpoints are taken right after it. `on_commit` is told of every committed step on every
+    worker; it is for whatever only watches, such as a logger.
     """
 
     def __init__(
@@ -74,10 +81,14 @@ class Run:
         loading: Loading | None = None,
         stateful: Mapping[str, Stateful] | None = None,
         before_update: Callable[[], None] | None = None,
+        after_update: Callable[[], None] | None = None,
+        on_commit: Callable[[CommittedStep], None] | None = None,
         evaluation: Evaluation | None = None,
         checkpoints: CheckpointPlan | None = None,
         membership: Membership | None = None,
     ) -> None:
+        check_model(model)
+        check_devices(model, frozenset({"cpu"}))
         self.model = model
         self.config = config
         self._dataset = dataset
@@ -91,7 +102,9 @@ class Run:
             scheduler=scheduler,
             stateful=stateful,
             before_update=before_update,
+            after_update=after_update,
         )
+        self._on_commit = on_commit
         self._plane = _shard_plane(dataset, config, self._loading)
         self._membership = membership if membership is not None else default_membership(self._plane)
         self._session = Session(self._membership)
@@ -107,6 +120,8 @@ class Run:
             }
         )
         self._is_open = False
+        self._rolled_forward: PreparedStep | None = None
+        """A step that was committed while the group was formed, until the loop has been told of it."""
         self._digest = ""
         self.outcome: str | None = None
         """How the run ended here: `"complete"`, `"stopped"` or `"left"`."""
@@ -183,14 +198,20 @@ class Run:
     def steps(self, *, epochs: int | None = None, total: int | None = None) -> Iterator[Step]:
         """Yield one attempt at a step after another, until `epochs` are over or `total` steps are committed.
 
-        Both count from the beginning of the run, so all workers end at the same step, also those that
-        joined late or resumed from a checkpoint.
+        `step.commit()` returns `True` once for each step. A step that was committed while the cluster changed
+        is yielded once more for that, with no batches left to compute. `epochs` and `total`
+        count from the beginning of the run, so all workers end at the same step, also those that joined late or
+        resumed from a checkpoint.
         """
         goal = _goal(epochs, total)
         self._connect(goal)
         while True:
             if not self._session.is_formed and not self._form(goal):
                 return
+            if self._rolled_forward is not None:
+                yield self._engine.committed_step(self._rolled_forward, self._batches)
+                self._rolled_forward = None
+                continue
             if self._session.is_stopping or self._is_reached(goal):
                 if self._finish(goal):
                     return
@@ -266,13 +287,12 @@ class Run:
             group,
             self.state,
             prepared=prepared,
+            commit=self._roll_forward,
             generation=self._session.last_formed_generation,
             restore=restore,
             finished_nodes=self._engine.finished_nodes,
         )
         self._engine.prepared = None
-        if agreement.rolled_forward and prepared is not None:
-            self._report(prepared)
         self._digest = agreement.digest
         moved = {"state_bytes": agreement.healed_bytes}
         if self._plane is not None and self._session.topology is not None:
@@ -289,6 +309,13 @@ class Run:
             )
         self._engine.divide(agreement.finished_nodes)
         return moved
+
+    def _roll_forward(self, step: PreparedStep) -> None:
+        """Commit a step whose vote was not known here when its group broke."""
+        self.state.commit(step)
+        self._engine.prepared = None
+        self._rolled_forward = step
+        self._report(step)
 
     def _after_commit(self, step: PreparedStep, requests: Requests) -> None:
         self._report(step)
@@ -312,9 +339,12 @@ class Run:
             learning_rate=self.state.applied_rate,
             samples=sum(part.size for part in step.taken),
             metrics=step.metrics,
+            is_skipped=step.is_skipped,
         )
         self._membership.report(committed)
         self._log.commit(self._session.rank, step.workers, committed)
+        if self._on_commit is not None:
+            self._on_commit(committed)
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate if an evaluation is due; return `False` if the group broke meanwhile."""
