@@ -82,7 +82,7 @@ class Puppet:
 class SimulatedCluster:
     """Drives one machine and carries out its instructions at once and in order.
 
-    `terms` and `goal` are those of the workers that join from then on.
+    `terms`, `goal` and `worker_config` are those that workers name when they join from then on.
     """
 
     def __init__(
@@ -92,6 +92,7 @@ class SimulatedCluster:
         self.desired_workers = desired_workers
         self.terms: dict[str, str] = {}
         self.goal: Goal | None = None
+        self.worker_config: ElasticTrainingConfig | None = None
         self.clock = ManualClock()
         self.journal: list[str] = []
         self.notes: list[Note] = []
@@ -164,6 +165,7 @@ class SimulatedCluster:
             attributes={"pid": str(puppet.pid)},
             terms=self.terms,
             goal=self.goal,
+            config=self.worker_config,
         )
         self.feed(inputs.Received(puppet.connection, message))
 

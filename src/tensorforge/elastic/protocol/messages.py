@@ -14,11 +14,12 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.protocol.reasons import RunOutcome
-from tensorforge.errors import EncodingError
+from tensorforge.errors import ConfigurationError, EncodingError, InvalidInputError
 
 PROTOCOL = 3
 """The version of these messages; the coordinator refuses a worker with another one."""
@@ -55,6 +56,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
 
     `previous` is the earlier incarnation of this process that was a member; it has stopped training. `terms`
     are the facts that must be the same on all workers, and `goal` is how far the script wants to train.
+    `config` is set if the worker was given a configuration of its own, which must be the run's.
     """
 
     protocol: int
@@ -65,6 +67,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
     attributes: Attributes = msgspec.field(default_factory=dict)
     terms: Terms = msgspec.field(default_factory=dict)
     goal: Goal | None = None
+    config: ElasticTrainingConfig | None = None
 
 
 class Progress(Message, frozen=True, kw_only=True, tag="progress", tag_field="kind"):
@@ -172,9 +175,13 @@ class State(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome", tag_field="kind"):
-    """The stream is accepted. `workers` is set if the worker is a member of `generation`."""
+    """The stream is accepted. `workers` is set if the worker is a member of `generation`.
+
+    `config` is the run's configuration, which the worker uses from now on.
+    """
 
     generation: int
+    config: ElasticTrainingConfig
     workers: tuple[WorkerId, ...] | None = None
 
 
@@ -352,7 +359,7 @@ def decode(decoder: msgspec.json.Decoder[Decoded], data: bytes, what: str) -> De
     """Decode JSON; `what` it should be is named by the `EncodingError` for anything else."""
     try:
         return decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ConfigurationError, InvalidInputError) as error:
         raise EncodingError(f"not {what}: {error}") from error
 
 

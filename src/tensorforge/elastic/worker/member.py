@@ -40,7 +40,8 @@ class ClusterMember:
     while the coordinator is away. Calls that report something return at once; their messages are sent again
     after a reconnection. `rescaling_requested`, `state_synchronized`, `fenced` and `run_ended` are lists of
     callbacks. `terms` and `goal` must be the same on all workers of a run; the coordinator refuses a worker
-    with other ones.
+    with other ones. The configuration is the run's, too: the coordinator sends it, and refuses a worker that
+    was given another `config`.
     """
 
     def __init__(
@@ -57,14 +58,10 @@ class ClusterMember:
         goal: Goal | None = None,
     ) -> None:
         self._terms, self._goal = dict(terms or {}), goal
-        self._config = config or ElasticTrainingConfig()
-        self._config.validate()
-        self._timeouts = Timeouts.derive(self._config)
+        self._given_config = config
+        self._asked_to_answer = answers_by_itself
+        self._use_config(config or ElasticTrainingConfig())
         self._token, self._tls = token, tls
-        synchronous = self._config.use_synchronous_rescaling
-        self._answers_by_itself = (
-            not synchronous if answers_by_itself is None else answers_by_itself
-        )
         now = datetime.now(UTC)
         process = ProcessIdentity.current()
         told = {"pid": str(process.pid), "process": process.to_text()}
@@ -94,9 +91,22 @@ class ClusterMember:
             gathered=self._gathered,
             retire=self._retire,
             rejoin=self._rejoin,
+            configure=self._configure,
         )
 
+    def _use_config(self, config: ElasticTrainingConfig) -> None:
+        config.validate()
+        self._config = config
+        self._timeouts = Timeouts.derive(config)
+        synchronous, asked = config.use_synchronous_rescaling, self._asked_to_answer
+        self._answers_by_itself = not synchronous if asked is None else asked
+
     # Identity and membership
+
+    @property
+    def config(self) -> ElasticTrainingConfig:
+        """The run's configuration, as the coordinator sent it; before that, what this worker was given."""
+        return self._config
 
     @property
     def worker_id(self) -> WorkerId:
@@ -425,6 +435,7 @@ class ClusterMember:
                 attributes=dict(metadata.custom_attributes),
                 terms=self._terms,
                 goal=self._goal,
+                config=self._given_config,
             )
 
     def _beat(self) -> list[messages.FromWorker]:
@@ -455,6 +466,11 @@ class ClusterMember:
     def _gathered(self, generation: int) -> None:
         if self._answers_by_itself:
             self.formed(generation)
+
+    def _configure(self, config: ElasticTrainingConfig) -> None:
+        self._use_config(config)
+        if self._connection is not None:
+            self._connection.timeouts = self._timeouts
 
     def _retire(self) -> None:
         connection = self._connection

@@ -33,10 +33,7 @@ _FLUSH_SECONDS = 30.0
 class ElasticMembership:
     """A worker of the cluster whose coordinator listens at `address`."""
 
-    def __init__(
-        self, address: str, worker: ElasticWorker, config: ElasticTrainingConfig | None = None
-    ) -> None:
-        self.config = config or ElasticTrainingConfig()
+    def __init__(self, address: str, worker: ElasticWorker) -> None:
         self._address = address
         self._worker = worker
         self._is_connected = False
@@ -59,17 +56,22 @@ class ElasticMembership:
         name = WORKER_ID.read(environment) or f"{socket.gethostname()}-{os.getpid()}"
         token, tls = TOKEN.read(environment), _tls(environment)
         payload = CONFIG.read(environment)
-        config = (
-            ElasticTrainingConfig() if payload is None else decode(payload, ElasticTrainingConfig)
-        )
+        config = None if payload is None else decode(payload, ElasticTrainingConfig)
         data_port = 0 if serve is None else serve(_data_access(here, token, tls))
-        worker = ElasticWorker(WorkerId(name, here, data_port), config, token=token, tls=tls)
-        return cls(address, worker, config)
+        identity = WorkerId(name, here, data_port)
+        # Training stops at every barrier by itself, so the worker never answers for it.
+        worker = ElasticWorker(identity, config, token=token, tls=tls, answers_by_itself=False)
+        return cls(address, worker)
 
     @property
     def worker_id(self) -> WorkerId:
         """This worker's name and address."""
         return self._worker.worker_id
+
+    @property
+    def config(self) -> ElasticTrainingConfig:
+        """The run's configuration, as the coordinator sent it."""
+        return self._worker.config
 
     def connect(
         self,

@@ -13,7 +13,7 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from tensorforge.cluster.committed_step import CommittedStep
-from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import AdaptationStrategy, ElasticTrainingConfig
 from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
@@ -39,7 +39,7 @@ class Membership(Protocol):
 
     @property
     def config(self) -> ElasticTrainingConfig:
-        """The cluster's settings."""
+        """The cluster's settings; they are known once `connect` has returned."""
         ...
 
     def connect(
@@ -153,8 +153,8 @@ class FixedMembership:
 
     @property
     def config(self) -> ElasticTrainingConfig:
-        """The default settings."""
-        return ElasticTrainingConfig()
+        """The default settings; a number of processes that never changes needs no adaptation."""
+        return ElasticTrainingConfig(lr_adaptation_strategy=AdaptationStrategy.NONE)
 
     def connect(
         self,

@@ -16,14 +16,15 @@ import torch
 import xxhash
 
 from tensorforge.train.loop.training_state import TrainingState
+from tensorforge.train.run_config import RunConfig
 
 _LONGEST = 200
 
 
-def run_terms(state: TrainingState, dataset: Any) -> dict[str, str]:
+def run_terms(state: TrainingState, config: RunConfig, dataset: Any) -> dict[str, str]:
     """The terms of a run with this state and data set, as this process would train it."""
     facts = {
-        **{name: _text(value) for name, value in asdict(state.config).items()},
+        **{name: _text(value) for name, value in asdict(config).items()},
         "model layout": _model_layout(state.model),
         "samples": str(state.ledger.size),
         "data set": str(getattr(dataset, "identity", type(dataset).__qualname__)),

@@ -237,7 +237,8 @@ class Run:
             self._start_loading()
             self._is_open = True
             self._signals.install()
-            self._session.connect(run_terms(self.state, self._dataset), goal)
+            self._session.connect(run_terms(self.state, self.config, self._dataset), goal)
+            self.state.adopt_strategy(self._membership.config.lr_adaptation_strategy)
 
     def _start_loading(self) -> None:
         # Before there are connections and signal handlers, which the processes would inherit.

@@ -3,7 +3,7 @@
 import pytest
 
 from tensorforge.cluster.goal import Goal
-from tensorforge.elastic import ElasticTrainingConfig
+from tensorforge.elastic import AdaptationStrategy, ElasticTrainingConfig
 from tensorforge.elastic.coordinator import journal_records
 from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.cluster_state import ClusterState, Phase
@@ -508,6 +508,18 @@ def test_a_worker_with_another_goal_or_other_terms_is_refused_by_name():
     assert "batch_size: 64 here, not given in the run" in refused.reason
     assert phase(cluster) is Phase.ACTIVE
     assert names(cluster) == ["w0"]
+
+
+def test_a_worker_is_sent_the_runs_configuration_and_refused_with_another_one():
+    cluster = with_goal(1, 300)
+    assert cluster.puppets["w0"].last(messages.Welcome).config == config()
+    cluster.worker_config = config()
+    assert cluster.join("same").last(messages.Refused) is None
+    cluster.worker_config = config(lr_adaptation_strategy=AdaptationStrategy.NONE, min_workers=2)
+    refused = cluster.join("other").last(messages.Refused)
+    assert refused.code == messages.REFUSED_TERMS
+    assert "lr_adaptation_strategy: none here, linear in the run" in refused.reason
+    assert "min_workers: 2 here, 1 in the run" in refused.reason
 
 
 def test_terms_survive_a_restart_and_are_replaced_only_when_nobody_has_the_state():
