@@ -1,4 +1,4 @@
-"""A small job with checkpoints: steps to train, folder of the checkpoints, and a step at which that folder breaks."""
+"""A small job with checkpoints. Arguments: how many steps, the checkpoints' folder, the step that breaks it."""
 
 import shutil
 import sys
