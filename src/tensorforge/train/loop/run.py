@@ -90,6 +90,10 @@ class Run:
     ) -> None:
         check_model(model)
         check_devices(model, frozenset({"cpu"}))
+        if checkpoints is not None:
+            checkpoints.require_known_metric(
+                ("loss", *config.metrics), has_evaluation=evaluation is not None
+            )
         self.model = model
         self.config = config
         self._dataset = dataset
@@ -112,7 +116,11 @@ class Run:
         self._engine = StepEngine(self.state, self._session, self._plane, self._after_commit)
         self._evaluation = evaluation
         self._log = RunLog.from_environment(self._membership.worker_id.id)
-        self._checkpointer = None if checkpoints is None else Checkpointer(checkpoints, self._log)
+        self._checkpointer = (
+            None
+            if checkpoints is None
+            else Checkpointer(checkpoints, self._log, evaluation=evaluation)
+        )
         self._last_metrics: dict[str, float] = {}
         self._signals = SignalHandlers(
             {
@@ -335,7 +343,6 @@ class Run:
                 self.state,
                 step.metrics,
                 rank=self._session.rank,
-                generation=self._session.generation,
                 failures=len(self._session.formations) - 1,
                 is_leaving=bool(requests.leave),
             )
@@ -370,6 +377,10 @@ class Run:
         self.state.evaluated_step = self.state.committed_step
         evaluation.results[self.state.committed_step] = values
         self._log.write("evaluation", step=self.state.committed_step, metrics=values)
+        if self._checkpointer is not None:
+            self._checkpointer.after_evaluation(
+                self.state, self._last_metrics, rank=self._session.rank
+            )
         return True
 
     def _finish(self, goal: Goal) -> bool:
@@ -384,9 +395,7 @@ class Run:
             self._session.abandon_group(error)
             return False
         if self._session.rank == 0 and self._checkpointer is not None:
-            self._checkpointer.after_last_step(
-                self.state, self._last_metrics, generation=self._session.generation
-            )
+            self._checkpointer.after_last_step(self.state, self._last_metrics)
         outcome = "complete" if self._is_reached(goal) else "stopped"
         reason = self._session.stop_reason or ""
         self._membership.finish(
