@@ -13,6 +13,7 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from tensorforge.catalog import CheckpointType
 from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.cluster.ended_runs import note_outcome
 from tensorforge.cluster.goal import Goal
@@ -289,9 +290,7 @@ class Run:
     def _save_emergency(self) -> None:
         """Save the state before this worker ends, because the coordinator chose this worker for it."""
         if self._checkpointer is not None and self._session.last_formed_generation > 0:
-            self._checkpointer.after_last_step(
-                self.state, self._last_metrics, generation=self._session.generation
-            )
+            self._checkpointer.save_now(self.state, self._last_metrics, CheckpointType.EMERGENCY)
 
     def _position(self) -> tuple[int, int | None]:
         prepared = self._engine.prepared
