@@ -69,4 +69,4 @@ $(BROWSE): $(STAMP)
 	@mkdir -p $(@D) && touch $@
 
 clean:           ## remove what the other targets made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build demo-output
