@@ -63,7 +63,9 @@ def main() -> None:
             facts = json.loads((server.stdout or sys.stdin).readline())
             time.sleep(3)
             with sync_playwright() as playwright:
-                browser = playwright.chromium.launch(executable_path="/usr/bin/chromium", args=FLAGS)
+                browser = playwright.chromium.launch(
+                    executable_path="/usr/bin/chromium", args=FLAGS
+                )
                 page = browser.new_page(viewport={"width": 1280, "height": 800})
                 page.goto(f"{facts['url']}/sign-in#{facts['read_token']}")
                 page.wait_for_url("**/runs")

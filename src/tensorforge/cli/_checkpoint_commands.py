@@ -17,6 +17,7 @@ from rich.progress import Progress as Bars
 from tensorforge.catalog.stored_records import METADATA, OLD_BOOKKEEPING, record_in
 from tensorforge.checkpoint import (
     CheckpointFormat,
+    CheckpointManifest,
     CheckpointValidator,
     CompressionLevel,
     EveryByteIsIntact,

@@ -21,34 +21,25 @@ from starlette.routing import Route
 
 from tensorforge.catalog import CheckpointManager, CheckpointRecord, RestoreCriteria, verify
 from tensorforge.catalog.chains.retention import RetentionDecision
+from tensorforge.catalog.checkpoint_location import CheckpointLocation
 from tensorforge.catalog.manager import RestorePlan
 from tensorforge.checkpoint import store_index
 from tensorforge.checkpoint.checkpoint_diff import compare_tensors
 from tensorforge.dashboard.page_context import PageContext, go, read_form, visitor_of
 from tensorforge.dashboard.page_renderer import show_size
 from tensorforge.dashboard.sessions import CONTROL, OBSERVE
-from tensorforge.errors import InvalidInputError, NotFoundError
+from tensorforge.errors import EncodingError, InvalidInputError, NotFoundError
+from tensorforge.storage.blobs import BlobStore
 from tensorforge.storage.opening import open_store
 
-CATALOG_FILE = "catalog.db"
-_DEEPEST = 3
 _CONVERT_SECONDS = 600
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogPlace:
-    """A catalog, the store of its files, and the name under which the catalog knows the run."""
-
-    database: str
-    store: str
-    run_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointList:
     """The checkpoints of one run: all records, the retention decisions, and the plan of a restore."""
 
-    place: CatalogPlace
+    place: CheckpointLocation
     records: tuple[CheckpointRecord, ...]
     decisions: tuple[RetentionDecision, ...]
     plan: RestorePlan
@@ -150,43 +141,60 @@ class CheckpointPages:
             old, new = (store_index.read_manifest(store, r.storage_path) for r in (before, after))
             return compare_tensors(store, old, new)
 
-    def _places(self, run: str) -> list[CatalogPlace]:
-        """The catalogs with checkpoints of the run: those in its folder, then the one of the settings."""
+    def _places(self, run: str) -> list[CheckpointLocation]:
+        """Where the run has checkpoints: as it wrote into its folder, and in the catalog of the settings."""
         source, found = self._context.runs.get(run), []
-        for path in [] if source.folder is None else _catalogs_in(source.folder):
-            with CheckpointManager(database=str(path)) as manager:
-                names = [each.training_run_id for each in manager.list_runs()]
-            found += [CatalogPlace(str(path), str(path.parent), name) for name in names]
-        catalog, store = self._context.catalog, self._context.store
-        if catalog is not None and store is not None:
-            with CheckpointManager(database=catalog) as manager:
-                if run in {each.training_run_id for each in manager.list_runs()}:
-                    found.append(CatalogPlace(catalog, store, run))
-        return found
+        if source.folder is not None:
+            with contextlib.suppress(NotFoundError, EncodingError):
+                found.append(CheckpointLocation.read(source.folder))
+        if self._context.catalog is not None and self._context.store is not None:
+            given = CheckpointLocation.of(self._context.store, self._context.catalog, run)
+            if has_catalog(given) and _has_run(given):
+                found.append(given)
+        return [place for place in found if has_catalog(place)]
 
     @contextlib.contextmanager
     def _opened(self, run: str, checkpoint: str) -> Iterator[Any]:
         for place in self._places(run):
-            with CheckpointManager(database=place.database) as manager:
+            with opened(place) as (manager, store):
                 record = manager.get(checkpoint)
-                if record is not None and record.training_run_id == place.run_id:
-                    with contextlib.closing(open_store(place.store)) as store:
-                        yield manager, store, (place, record)
+                if record is not None and record.training_run_id == place.training_run_id:
+                    yield manager, store, (place, record)
                     return
         raise NotFoundError(f"the run {run!r} has no checkpoint {checkpoint[:100]!r}")
 
 
-def read_list(place: CatalogPlace) -> CheckpointList:
+@contextlib.contextmanager
+def opened(place: CheckpointLocation) -> Iterator[tuple[CheckpointManager, BlobStore]]:
+    """The catalog and the store of a place, closed at the end of the block."""
+    with (
+        contextlib.closing(open_store(place.store)) as store,
+        place.open_catalog(store) as manager,
+    ):
+        yield manager, store
+
+
+def has_catalog(place: CheckpointLocation) -> bool:
+    """Whether there are records: opening a catalog that does not exist would make one."""
+    catalog = place.catalog
+    return catalog is None or "://" in catalog or Path(catalog).exists()
+
+
+def _has_run(place: CheckpointLocation) -> bool:
+    with opened(place) as (manager, _):
+        return any(each.training_run_id == place.training_run_id for each in manager.list_runs())
+
+
+def read_list(place: CheckpointLocation) -> CheckpointList:
     """The checkpoints at a place, the newest first."""
-    with CheckpointManager(database=place.database) as manager:
-        records = sorted(
-            manager.list_for_run(place.run_id), key=lambda record: record.recency, reverse=True
-        )
+    run = place.training_run_id
+    with opened(place) as (manager, _):
+        records = sorted(manager.list_for_run(run), key=lambda each: each.recency, reverse=True)
         return CheckpointList(
             place,
             tuple(records),
-            tuple(manager.retention(training_run_id=place.run_id)),
-            manager.restore_plan(RestoreCriteria(training_run_id=place.run_id)),
+            tuple(manager.retention(training_run_id=run)),
+            manager.restore_plan(RestoreCriteria(training_run_id=run)),
         )
 
 
@@ -221,8 +229,3 @@ def timeline(records: tuple[CheckpointRecord, ...]) -> Markup:
         'its parent</figcaption><svg viewBox="0 0 1000 60" role="group" aria-label="Checkpoints by step">'
         "{}</svg></figure>"
     ).format(min(steps), max(steps), Markup("").join(drawn))
-
-
-def _catalogs_in(folder: Path) -> list[Path]:
-    patterns = ["/".join(["*"] * depth + [CATALOG_FILE]) for depth in range(_DEEPEST)]
-    return [path for pattern in patterns for path in sorted(folder.glob(pattern))]

@@ -10,6 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from tensorforge.catalog import CheckpointManager, CheckpointType, CreateCheckpointRequest
+from tensorforge.catalog.checkpoint_location import CheckpointLocation
 from tensorforge.dashboard.dashboard_app import build
 from tensorforge.dashboard.dashboard_server import OPERATE_SCOPES, READ_SCOPES
 from tensorforge.dashboard.page_context import PageContext
@@ -53,6 +54,7 @@ class Site:
                 record = manager.create(request, note="")
                 manager.complete(record.checkpoint_id, size_bytes=1000, storage_path=f"step-{step}")
                 self.checkpoints.append(record.checkpoint_id)
+        CheckpointLocation.of(run, None, "default").write(run)
         self.registry = ModelRegistry(folder / "registry.db")
         for version in (FIRST, SECOND):
             self.registry.register(
