@@ -44,8 +44,12 @@ def line_chart(
     is_area: bool = False,
     limit: float | None = None,
     second: Sequence[Point] = (),
+    shows_peak: bool = False,
 ) -> Markup:
-    """A figure with one curve (or two); `limit` is a horizontal line. Without points it says so."""
+    """A figure with one curve (or two); `limit` is a horizontal line. Without points it says so.
+
+    The heading has the last value, or the highest one if `shows_peak`.
+    """
     if not points:
         return Markup(
             '<figure class="chart"><figcaption>{}</figcaption>'
@@ -75,7 +79,7 @@ def line_chart(
         '<div class="x" aria-hidden="true"><span>{first}</span><span>{over} {end}</span></div></figure>'
     ).format(
         title=title,
-        last=number(last),
+        last=f"at most {number(max(y for _, y in points))}" if shows_peak else number(last),
         unit=f" {unit}" if unit else "",
         high=number(frame.high),
         low=number(frame.low),

@@ -110,6 +110,7 @@ def describe_trace(
             unit="MiB",
             over="second",
             is_area=True,
+            shows_peak=True,
             limit=limit,
             second=downsample(times, reserved, _BUCKETS),
         ),
@@ -119,6 +120,7 @@ def describe_trace(
             unit="%",
             over="second",
             is_area=True,
+            shows_peak=True,
         ),
         "blocks": _block_map(trace, replay),
     }

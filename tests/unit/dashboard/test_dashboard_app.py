@@ -123,7 +123,6 @@ PAGES = [
     "/models/model/compare?before=1.0.0&after=1.1.0",
     "/models/model?at=2020-01-01",
     "/memory",
-    "/memory/bert",
     "/memory/bert?megabytes=1",
 ]
 
