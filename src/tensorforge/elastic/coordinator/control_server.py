@@ -66,6 +66,7 @@ class _Stream:
     peer: str
     outbox: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(OUTBOX))
     is_closing: bool = False
+    said_hello: bool = False
     allowance: float = BURST
     refilled_at: float = 0.0
 
@@ -356,11 +357,16 @@ class ControlServer:
             self._send(Send((stream.id,), refused))
         except (grpc.aio.UsageError, asyncio.InvalidStateError, grpc.RpcError):
             reason = "its stream broke"
-        self._forget(stream, reason)
-        stream.close()
+        finally:
+            # Also after an error that nobody expected: a stream without a reader is not alive.
+            self._forget(stream, reason)
+            stream.close()
 
     def _receive(self, stream: _Stream, data: bytes) -> None:
         message = messages.from_worker(data)
+        if isinstance(message, messages.Hello) == stream.said_hello:
+            raise EncodingError("a stream begins with one hello, and there is no second one")
+        stream.said_hello = True
         if isinstance(message, messages.Heartbeat):
             self.heartbeats += 1
         self._submit(inputs.Received(stream.id, message))
