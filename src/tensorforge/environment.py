@@ -151,7 +151,7 @@ TOKEN = Variable(
     name="TENSORFORGE_TOKEN",
     kind=TEXT,
     reader=Reader.WORKER,
-    meaning="The bearer token for the coordinator, and between workers; in place of `--token`.",
+    meaning="The bearer token for the coordinator, and between workers; in place of `--token-file`.",
     otherwise="No token is sent.",
 )
 CA = Variable(

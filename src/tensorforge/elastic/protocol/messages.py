@@ -19,7 +19,7 @@ from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.protocol.reasons import RunOutcome
-from tensorforge.errors import ConfigurationError, EncodingError, InvalidInputError
+from tensorforge.errors import EncodingError, InvalidInputError
 
 PROTOCOL = 3
 """The version of these messages; the coordinator refuses a worker with another one."""
@@ -29,8 +29,10 @@ MAX_UPLOAD_BYTES = 1 << 20
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=20_000)]
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-Step: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
+MOST = 2**53
+"""The largest number in a message; JSON readers that use floating point agree on numbers up to here."""
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Step: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=MOST)]
 Attributes: TypeAlias = Annotated[
     dict[Name, Annotated[str, msgspec.Meta(max_length=4_000)]], msgspec.Meta(max_length=64)
 ]
@@ -62,7 +64,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
     protocol: int
     worker: WorkerId
     incarnation: Name
-    generation: int | None = None
+    generation: Count | None = None
     previous: Name | None = None
     attributes: Attributes = msgspec.field(default_factory=dict)
     terms: Terms = msgspec.field(default_factory=dict)
@@ -391,7 +393,7 @@ def decode(decoder: msgspec.json.Decoder[Decoded], data: bytes, what: str) -> De
     """Decode JSON; `what` it should be is named by the `EncodingError` for anything else."""
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, ConfigurationError, InvalidInputError) as error:
+    except (msgspec.DecodeError, InvalidInputError, UnicodeDecodeError, RecursionError) as error:
         raise EncodingError(f"not {what}: {error}") from error
 
 

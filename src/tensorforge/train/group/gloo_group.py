@@ -48,17 +48,44 @@ class GroupAbortedError(UnavailableError):
 
 
 class GenerationStore:
-    """The key-value store at which the members of one generation find each other. Rank 0 serves it."""
+    """The key-value store at which the members of one generation find each other. Rank 0 serves it.
+
+    It listens at `host` only; by itself torch's store would listen at every address of the machine.
+    """
 
     def __init__(self, host: str) -> None:
+        listener = _listen(host)
+        port = listener.getsockname()[1]
         self._server: Any = dist.TCPStore(
-            host, 0, None, True, timeout=timedelta(seconds=10), wait_for_workers=False
+            host,
+            port,
+            None,
+            True,
+            timeout=timedelta(seconds=10),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
         )
-        self.address = f"{host}:{self._server.port}"
+        self.address = f"{host}:{port}"
 
     def close(self) -> None:
         """Stop serving; members that wait for a key get an error."""
         self._server = None
+
+
+def _listen(host: str) -> socket.socket:
+    """A listening socket at a free port of this address."""
+    try:
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise UnavailableError(f"cannot listen at {host}: {error.strerror}") from error
+    try:
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise UnavailableError(f"cannot listen at {host}: {error.strerror}") from error
+    return listener
 
 
 class GenerationGroup:

@@ -385,16 +385,18 @@ class Run:
     def _finish(self, goal: Goal) -> bool:
         """End the run together with the other members; return `False` if the group broke before that.
 
-        After the barrier every member is known to have committed the last step.
+        After the first barrier every member is known to have committed the last step. If rank 0 cannot save the
+        last state, or dies, the others have not ended: they form a group again, and the next rank 0 saves.
         """
         try:
-            if self._session.group is not None:
-                self._session.group.all_reduce(torch.zeros(1))
+            self._wait_for_all()
+            if self._checkpointer is not None:
+                if self._session.rank == 0:
+                    self._checkpointer.after_last_step(self.state, self._last_metrics)
+                self._wait_for_all()
         except GroupAbortedError as error:
             self._session.abandon_group(error)
             return False
-        if self._session.rank == 0 and self._checkpointer is not None:
-            self._checkpointer.after_last_step(self.state, self._last_metrics)
         outcome = "complete" if self._is_reached(goal) else "stopped"
         reason = self._session.stop_reason or ""
         self._membership.finish(
@@ -402,6 +404,10 @@ class Run:
         )
         self._end(outcome, reason or outcome)
         return True
+
+    def _wait_for_all(self) -> None:
+        if self._session.group is not None:
+            self._session.group.all_reduce(torch.zeros(1))
 
     def _end(self, outcome: str, reason: str) -> None:
         self.outcome = outcome
