@@ -393,12 +393,17 @@ class Launcher:
         self._display.say(Say(text, Level.WARNING))
 
     def _prepare_token(self) -> None:
-        if is_loopback(self._settings.host):
-            return
+        """Issue the run's token, on loopback too: other users of this machine can reach that."""
         self._token_file = self._settings.run_dir / TOKEN_FILE
         self._token = load_or_issue(TokenStore(), self._token_file, "run", ROLES)
+        if is_loopback(self._settings.host):
+            return
         notice = f"the token for workers and operators is in {self._token_file}"
         self._display.say(Say(notice, Level.INFO))
+        self._warn(
+            f"tensors travel between workers unencrypted, and gloo's ports at {self._settings.host} ask "
+            "for no token: let only the machines of this run reach them (SECURITY.md)"
+        )
 
     @contextlib.contextmanager
     def _handling_signals(self) -> Iterator[None]:

@@ -19,7 +19,7 @@ from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.protocol.reasons import RunOutcome
-from tensorforge.errors import ConfigurationError, EncodingError, InvalidInputError
+from tensorforge.errors import EncodingError, InvalidInputError
 
 PROTOCOL = 3
 """The version of these messages; the coordinator refuses a worker with another one."""
@@ -29,8 +29,10 @@ MAX_UPLOAD_BYTES = 1 << 20
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=20_000)]
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-Step: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
+MOST = 2**53
+"""The largest number in a message; JSON readers that use floating point agree on numbers up to here."""
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Step: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=MOST)]
 Attributes: TypeAlias = Annotated[
     dict[Name, Annotated[str, msgspec.Meta(max_length=4_000)]], msgspec.Meta(max_length=64)
 ]
@@ -62,7 +64,7 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
     protocol: int
     worker: WorkerId
     incarnation: Name
-    generation: int | None = None
+    generation: Count | None = None
     previous: Name | None = None
     attributes: Attributes = msgspec.field(default_factory=dict)
     terms: Terms = msgspec.field(default_factory=dict)
@@ -95,12 +97,14 @@ class Ready(Message, frozen=True, kw_only=True, tag="ready", tag_field="kind"):
     """This worker has stopped for a rescale; a worker that leaves says so, too.
 
     `prepared_step`: the worker has the reduced gradient of that step, but has not applied it.
+    `last_generation` is the last one in which the worker was in a working group; 0 before the first.
     """
 
     incarnation: Name
     generation: Count
     committed_step: Step
     prepared_step: Step | None = None
+    last_generation: Count = 0
     attributes: Attributes = msgspec.field(default_factory=dict)
 
 
@@ -237,8 +241,31 @@ class MemberReport(Message, frozen=True, kw_only=True):
 
     committed_step: int
     prepared_step: int | None = None
+    last_generation: int = 0
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
     is_newcomer: bool = False
+
+
+class Verdict(Message, frozen=True, kw_only=True):
+    """How the members of a generation come to one state. Ranks are given as (first, count) of sequences.
+
+    All members will have committed `target_step`. Those in `roll_forward` commit the step that they have
+    prepared; then `donors` send the state to all others. `is_fresh`: nobody has committed a step, so rank 0 may
+    restore a checkpoint, and the others take its state.
+    """
+
+    target_step: int
+    roll_forward: tuple[tuple[int, int], ...] = ()
+    donors: tuple[tuple[int, int], ...] = ()
+    is_fresh: bool = False
+
+    def rolls_forward(self, rank: int) -> bool:
+        """Whether this member commits its prepared step."""
+        return any(first <= rank < first + count for first, count in self.roll_forward)
+
+    def donor_ranks(self) -> tuple[int, ...]:
+        """The members that have the state once the prepared step is committed."""
+        return tuple(first + n for first, count in self.donors for n in range(count))
 
 
 class FormationNotice(Message, frozen=True, kw_only=True, tag="formation", tag_field="kind"):
@@ -251,7 +278,12 @@ class FormationNotice(Message, frozen=True, kw_only=True, tag="formation", tag_f
     generation: int
     distinct: tuple[MemberReport, ...]
     runs: tuple[tuple[int, int], ...]
-    target_step: int
+    verdict: Verdict
+
+    @property
+    def target_step(self) -> int:
+        """The step that all members will have committed."""
+        return self.verdict.target_step
 
     @property
     def reports(self) -> tuple[MemberReport, ...]:
@@ -281,29 +313,30 @@ def distinct_runs(
 class Formation:
     """The outcome of a rescale barrier, identical on all members.
 
-    `members` maps worker ids to their answers, in order of rank. `target_step` is the newest step that a member
-    of the last formed generation has committed, -1 if there is none. A member one step behind that has the
-    reduced gradient of that step applies it; other members and newcomers are healed to it.
+    `members` maps worker ids to their answers, in order of rank. `verdict` says how they come to one state.
     """
 
     generation: int
     topology: ClusterTopology
     members: Mapping[str, MemberReport]
-    target_step: int
+    verdict: Verdict
+
+    @property
+    def target_step(self) -> int:
+        """The step that all members will have committed; -1 if there is none."""
+        return self.verdict.target_step
 
     @property
     def newcomers(self) -> tuple[str, ...]:
-        """The members that were not in the last formed generation, in order of rank."""
-        return tuple(name for name, report in self.members.items() if report.is_newcomer)
+        """The members that get the state from others, in order of rank."""
+        donors = set(self.verdict.donor_ranks())
+        return tuple(name for rank, name in enumerate(self.members) if rank not in donors)
 
     @property
     def donors(self) -> tuple[str, ...]:
-        """The members that have committed the target step and can heal others, in order of rank."""
-        return tuple(
-            name
-            for name, report in self.members.items()
-            if report.committed_step == self.target_step and not report.is_newcomer
-        )
+        """The members that have the target step, or roll it forward, and can heal others, in order of rank."""
+        donors = set(self.verdict.donor_ranks())
+        return tuple(name for rank, name in enumerate(self.members) if rank in donors)
 
 
 class Pong(Message, frozen=True, kw_only=True, tag="pong", tag_field="kind"):
@@ -325,11 +358,12 @@ class LeaveRefused(Message, frozen=True, kw_only=True, tag="leave_refused", tag_
 
 
 class Ended(Message, frozen=True, kw_only=True, tag="ended", tag_field="kind"):
-    """The run is over. `emergency` asks the members to save a checkpoint."""
+    """The run is over. `emergency` asks for a checkpoint, which the member called `saver` saves."""
 
     outcome: RunOutcome
     reason: str
     emergency: bool = False
+    saver: str | None = None
 
 
 FromCoordinator: TypeAlias = (
@@ -359,7 +393,7 @@ def decode(decoder: msgspec.json.Decoder[Decoded], data: bytes, what: str) -> De
     """Decode JSON; `what` it should be is named by the `EncodingError` for anything else."""
     try:
         return decoder.decode(data)
-    except (msgspec.DecodeError, ConfigurationError, InvalidInputError) as error:
+    except (msgspec.DecodeError, InvalidInputError, UnicodeDecodeError, RecursionError) as error:
         raise EncodingError(f"not {what}: {error}") from error
 
 

@@ -175,11 +175,14 @@ class Supervisor:
             text = f"the coordinator did not start: {event.reason}"
             self._out += self._shutdown.stop(Outcome(1, text), now)
             return
-        if not self._coordinator.exited(now):
-            text = f"{what}; it keeps exiting"
+        pause = self._coordinator.exited(now)
+        if pause is None:
+            text = f"{what} before it served"
             self._out += self._shutdown.stop(Outcome(1, text), now, graceful=self._ever_joined)
             return
-        self._say(f"{what}; it is restarted on its journal, training continues", Level.WARNING)
+        when = f"in {pause:.1f} s" if pause else "at once"
+        text = f"{what}; it is restarted on its journal {when}, training continues"
+        self._say(text, Level.WARNING)
 
     def _worker_exited(self, event: WorkerExited, now: float) -> None:
         worker = self._staffing.workers.pop(event.worker, None)

@@ -3,7 +3,7 @@ import signal
 import pytest
 
 from tensorforge.cluster.committed_step import CommittedStep
-from tensorforge.launch.supervisor.coordinator_restart import ATTEMPTS
+from tensorforge.launch.supervisor.coordinator_restart import LONGEST_PAUSE
 from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
     CoordinatorStarted,
@@ -484,13 +484,18 @@ def test_a_dead_coordinator_is_started_again():
     assert driver.supervisor.workers == ("worker-0",)
 
 
-def test_a_coordinator_that_keeps_exiting_ends_the_run():
+def test_a_coordinator_that_keeps_exiting_is_tried_again_with_a_growing_pause():
     driver = up(workers=1)
-    for _ in range(ATTEMPTS):
+    pauses = []
+    for _ in range(20):
         driver.tell(CoordinatorExited(1))
-        driver.wait(10.0)
-    assert driver.tell(WorkerExited("worker-0", 0))[-1] == End(driver.outcome)
-    assert "keeps exiting" in driver.outcome.reason
+        pauses.append(driver.supervisor._coordinator.restart_at or driver.clock())
+        pauses[-1] -= driver.clock()
+        driver.wait(LONGEST_PAUSE)
+    assert driver.outcome is None
+    assert driver.supervisor.workers == ("worker-0",)
+    assert pauses == sorted(pauses)
+    assert max(pauses) == LONGEST_PAUSE
 
 
 def test_a_coordinator_that_never_came_up_ends_the_run_at_once():

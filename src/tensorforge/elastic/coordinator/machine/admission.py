@@ -18,6 +18,10 @@ MAX_PARTICIPANTS = 20_000
 """How many workers and standbys one coordinator accepts."""
 
 
+_MOST_GENERATIONS_AHEAD = 1_000_000
+"""How far the hello of a worker that outlived a lost journal may move the counter of generations."""
+
+
 class Admission:
     """Answers the `Hello` of every stream."""
 
@@ -96,7 +100,9 @@ class Admission:
         state = self._state
         if state.phase is Phase.GATHERING:
             # The worker has outlived a journal that is gone; its generations must not be used again.
-            state.generation = max(state.generation, generation)
+            # One message moves the counter only so far, so that it cannot be driven to its end.
+            most = state.generation + _MOST_GENERATIONS_AHEAD
+            state.generation = max(state.generation, min(generation, most))
         why = (
             f"{worker_id} was removed since generation {generation}; the cluster is at "
             f"generation {state.generation}: join again as a newcomer"
