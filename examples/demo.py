@@ -194,7 +194,10 @@ def main() -> int:
     demo_report.print_report(evidence, claims)
     demo_report.save(OUTPUT, evidence, claims)
     holds = all(claim.holds for claim in claims)
-    print(f"\nLook at {OUTPUT / 'demo.html'} and {OUTPUT / 'loss.png'}.")
+    print(
+        f"\nLook at {OUTPUT / 'demo.html'} and {OUTPUT / 'loss.png'}, or open both runs in a browser:"
+    )
+    print(f"   {Path(sys.executable).parent / 'tensorforge'} dashboard {OUTPUT}")
     verdict = "All claims hold" if holds else "A CLAIM FAILED"
     print(demo_report.paint(verdict, "green" if holds else "red"), end="")
     print(f" ({time.monotonic() - started:.0f} s).")
