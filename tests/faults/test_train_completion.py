@@ -17,8 +17,10 @@ from tests.faults.endless_training import (
 from tests.integration.train_cases import make_run
 from torch.nn import functional as F  # noqa: N812
 
+from tensorforge.catalog import CheckpointSchedule
 from tensorforge.cluster.ended_runs import EXIT_UNFINISHED
 from tensorforge.elastic import CoordinatorClient
+from tensorforge.train import CheckpointPlan
 
 
 def status(running):
@@ -94,6 +96,32 @@ def test_a_joiner_with_another_goal_or_other_options_is_refused_and_the_others_g
         assert "lr=0.5" in logs["rate"]
         assert status(running).generation == 1
         assert running.exit_codes()["goal"] == running.exit_codes()["rate"] == 1
+
+
+def saving_work(folder):
+    """Trains without a scheduled checkpoint: only the end of the run makes one."""
+    plan = CheckpointPlan(location=folder, schedule=CheckpointSchedule(every_steps=ENDLESS))
+    with make_run("mlp", "sgd", checkpoints=plan) as run:
+        for step in run.steps(total=ENDLESS):
+            time.sleep(0.01)
+            for x, y in step.batches():
+                step.backward(F.cross_entropy(run.model(x), y))
+            step.commit()
+
+
+def test_a_run_that_an_operator_ends_saves_an_emergency_checkpoint_first(cluster, tmp_path):
+    work = (tmp_path / "checkpoints",)
+    with cluster(main=saving_work, arguments=work, workers=2, config=PATIENT) as running:
+        start_together(running, "a", "b")
+        with CoordinatorClient(running.address) as client:
+            client.stop("maintenance")
+        running.wait_for_end()
+        saver = status(running).ended.saver
+        saved = [e for e in running.events() if e["kind"] == "checkpoint" and e["complete"]]
+        assert {(e["worker"], e["step"]) for e in saved} == {
+            (saver, running.finals()[saver]["committed_step"])
+        }
+        assert set(running.exit_codes().values()) == {EXIT_UNFINISHED}
 
 
 SCRIPT = """

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import json
 import shutil
 import sqlite3
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 from tests.integration.train_cases import data, make_run, train
 from torch.nn import functional as F  # noqa: N812
 
@@ -24,6 +28,7 @@ from tensorforge.catalog import (
 )
 from tensorforge.catalog.checkpoint_location import CheckpointLocation
 from tensorforge.checkpoint import store_index
+from tensorforge.cli._tables import print_table, table_of
 from tensorforge.cli.main import main
 from tensorforge.errors import CheckpointError, ConfigurationError
 from tensorforge.registry import ModelRegistry
@@ -323,3 +328,59 @@ def test_a_run_whose_last_state_is_not_saved_does_not_complete(run_dir, monkeypa
     assert run.outcome is None
     assert "after step 5" in caplog.text
     assert [r.step for r in records_of(run_dir, "a run")] == [2]
+
+
+JOB = Path(__file__).parent / "checkpointed_train.py"
+
+
+def launch(folder, name, *arguments, code=0):
+    """Run the job on two workers in `folder`; return what was printed."""
+    words = [sys.executable, "-m", "tensorforge", "run", "-n", "2", "--run-dir", f"runs/{name}"]
+    done = subprocess.run(
+        [*words, str(JOB), *map(str, arguments)],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def train_alone(folder, checkpoints):
+    """The digest after 14 steps in one process."""
+    done = subprocess.run(
+        [sys.executable, str(JOB), "14", str(folder / checkpoints), "-1"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.split()[-1]
+
+
+def test_the_commands_find_a_launched_run_by_themselves(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    undisturbed = train_alone(tmp_path, "other")
+    launch(tmp_path, "first", 10, "saved", -1)
+    assert "3 intact, 0 damaged" in command(capsys, "checkpoint", "audit")
+    name = command(capsys, "checkpoint", "latest").strip()
+    assert "step 9" in command(capsys, "checkpoint", "show", name)
+    command(capsys, "checkpoint", "gc", "--keep", 1)
+    command(capsys, "registry", "register", "net", "--run-dir", "runs/first")
+    assert train_alone(tmp_path, "saved") == undisturbed
+    assert "2 intact, 0 damaged" in command(capsys, "checkpoint", "audit")
+
+
+def test_a_launched_run_that_cannot_save_its_end_fails(tmp_path):
+    printed = launch(tmp_path, "first", 10, "saved", 6, code=1)
+    assert "the state after step 9 is not saved" in printed
+    assert "training is complete" not in printed
+
+
+def test_an_identifier_stays_one_word_in_a_narrow_terminal():
+    table, text = table_of("checkpoint", "why"), io.StringIO()
+    table.add_row("0123456789" * 4, "because of a long, long reason")
+    print_table(table, "checkpoint", to=Console(file=text, width=30))
+    assert "0123456789" * 4 in text.getvalue()
+    assert "reason" in text.getvalue()

@@ -138,8 +138,7 @@ class CoordinatorModel(RuleBasedStateMachine):
             assert known == message.reports, "all members hear the same"
             assert len(message.reports) == len(members)
             self.check_that_nobody_else_trains(message.generation)
-            veterans = [r.committed_step for r in message.reports if not r.is_newcomer]
-            assert not veterans or message.target_step == max(veterans)
+            assert message.target_step == max(r.committed_step for r in message.reports)
 
     def check_that_nobody_else_trains(self, generation):
         """A step needs all members of its generation, so one that has stopped ends the group for good."""

@@ -22,10 +22,9 @@ from tensorforge.checkpoint import (
     CompressionLevel,
     EveryByteIsIntact,
     SaveOptions,
-    TensorMetadata,
     store_index,
 )
-from tensorforge.checkpoint.format.boxes import Box
+from tensorforge.checkpoint.checkpoint_diff import compare_tensors
 from tensorforge.checkpoint.options import Progress
 from tensorforge.cli._catalog_commands import readable_size
 from tensorforge.cli._checkpoint_places import (
@@ -38,7 +37,6 @@ from tensorforge.cli._checkpoint_places import (
 )
 from tensorforge.cli._tables import console, print_table, table_of
 from tensorforge.errors import InvalidInputError, NotFoundError
-from tensorforge.storage.blobs import BlobStore
 
 Name = Annotated[str, typer.Argument(help="A prefix, an id, or `latest`.")]
 
@@ -242,7 +240,7 @@ def diff(
         prefixes = [find_prefix(place, opened, name) for name in (first, second)]
         old, new = (store_index.read_manifest(opened, prefix) for prefix in prefixes)
         with _bar("comparing", hidden=json_output) as progress:
-            differences = _differences(opened, old, new, progress)
+            differences = compare_tensors(opened, old, new, progress)
     same = not any(differences.values())
     if json_output:
         typer.echo(json.dumps({"equal": same, **differences}))
@@ -254,49 +252,6 @@ def diff(
                 typer.echo(f"{what.replace('_', ' ')}: {name}")
     if not same:
         raise typer.Exit(1)
-
-
-def _differences(
-    store: BlobStore, old: CheckpointManifest, new: CheckpointManifest, progress: Progress
-) -> dict[str, list[str]]:
-    both = sorted(set(old.tensors) & set(new.tensors))
-    reshaped = [name for name in both if _kind(old.tensors[name]) != _kind(new.tensors[name])]
-    rest = [name for name in both if name not in set(reshaped)]
-    # With equal chunk boxes the checksums in the manifests suffice; otherwise the bytes must be read.
-    alike = [name for name in rest if _boxes(old.tensors[name]) == _boxes(new.tensors[name])]
-    changed = [n for n in alike if _contents(old.tensors[n]) != _contents(new.tensors[n])]
-    unlike = [name for name in rest if name not in set(alike)]
-    if unlike:
-        from tensorforge.checkpoint.full_state import read_full_tensors
-
-        ours = read_full_tensors(store, old, unlike, progress)
-        theirs = read_full_tensors(store, new, unlike, progress)
-        changed += [name for name in unlike if _bits(ours[name]) != _bits(theirs[name])]
-    return {
-        "only_in_first": sorted(set(old.tensors) - set(new.tensors)),
-        "only_in_second": sorted(set(new.tensors) - set(old.tensors)),
-        "other_type_or_shape": reshaped,
-        "other_content": sorted(changed),
-    }
-
-
-def _bits(tensor: Any) -> bytes:
-    """The bytes of a tensor, so that NaN equals itself."""
-    from tensorforge.checkpoint.tensors import byte_view
-
-    return byte_view(tensor).tobytes()
-
-
-def _kind(tensor: TensorMetadata) -> tuple[str, tuple[int, ...]]:
-    return tensor.dtype, tensor.shape
-
-
-def _boxes(tensor: TensorMetadata) -> list[Box]:
-    return [chunk.box for chunk in tensor.chunks]
-
-
-def _contents(tensor: TensorMetadata) -> list[str]:
-    return [chunk.data.content for chunk in tensor.chunks]
 
 
 def convert(

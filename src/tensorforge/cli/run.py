@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
@@ -116,6 +117,12 @@ def run(
     parallel_transfer: Annotated[bool, typer.Option(help="Move several shards at a time.")] = True,
     host: Annotated[str, typer.Option(help="Where the coordinator listens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The coordinator's port; 0 picks a free one.")] = 0,
+    dashboard: Annotated[
+        int | None,
+        typer.Option(
+            help="Serve pages that show this run, on this port (0: a free one).", min=0, max=65535
+        ),
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines, no live view.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
 ) -> None:
@@ -165,7 +172,8 @@ def run(
     started = time.monotonic()
     if not as_json:
         typer.echo(f"tensorforge: run folder {settings.run_dir}")
-    outcome = Launcher(settings, choose_display(as_json=as_json, plain=plain)).run()
+    with _dashboard(settings.run_dir, dashboard, as_json=as_json):
+        outcome = Launcher(settings, choose_display(as_json=as_json, plain=plain)).run()
     try:
         show_outcome(outcome, settings.run_dir, time.monotonic() - started, as_json=as_json)
         if sys.stdout is not None:
@@ -173,6 +181,22 @@ def run(
     except OSError:  # the reader of the output is gone; the exit code remains
         _discard_output()
     raise typer.Exit(outcome.code)
+
+
+@contextlib.contextmanager
+def _dashboard(folder: Path, port: int | None, *, as_json: bool) -> Iterator[None]:
+    """A process that serves the pages of this run while the block runs; nothing without a port."""
+    if port is None:
+        yield
+        return
+    from tensorforge.dashboard.dashboard_server import beside_run
+
+    with beside_run(folder, port) as (url, token):
+        if as_json:
+            typer.echo(json.dumps({"event": "dashboard", "url": url, "token": token}))
+        else:
+            typer.echo(f"tensorforge: dashboard {url}/sign-in#{token}")
+        yield
 
 
 def _discard_output() -> None:

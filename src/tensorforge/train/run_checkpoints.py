@@ -11,6 +11,7 @@ import base64
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -333,24 +334,23 @@ class Checkpointer:
     def _open(self) -> _Opened:
         """The run's checkpoints. The first call cleans up after crashes and completes the catalog."""
         if self._opened is None:
-            store = open_store(self.plan.location)
-            checkpoint = DistributedCheckpoint(SingleProcess(), store)
-            manager = self.location.open_catalog(store, self.plan.retention)
-            runs = RunCheckpoints(
-                manager,
-                checkpoint,
-                self.plan.run_id,
-                increments=self.plan.increments,
-                collects_garbage=True,
-            )
-            opened = _Opened(checkpoint, manager, runs)
-            try:
+            with ExitStack() as undo:
+                store = open_store(self.plan.location)
+                checkpoint = DistributedCheckpoint(SingleProcess(), store)
+                undo.callback(checkpoint.close)
+                manager = self.location.open_catalog(store, self.plan.retention)
+                undo.callback(manager.close)
+                runs = RunCheckpoints(
+                    manager,
+                    checkpoint,
+                    self.plan.run_id,
+                    increments=self.plan.increments,
+                    collects_garbage=True,
+                )
                 runs.sweep()
                 rebuild(manager, store, old_run=self.plan.run_id)
-            except BaseException:
-                opened.close()
-                raise
-            self._opened = opened
+                undo.pop_all()
+            self._opened = _Opened(checkpoint, manager, runs)
             self._note_location()
         return self._opened
 

@@ -114,16 +114,19 @@ class TargetSet(Entry, frozen=True, kw_only=True):
 
 
 class RunEnded(Entry, frozen=True, kw_only=True):
-    """The run is over. `emergency`: the survivors were asked to save a checkpoint."""
+    """The run is over. `emergency`: the member called `saver` was asked to save a checkpoint."""
 
     outcome: RunOutcome
     reason: str
     emergency: bool = False
+    saver: str | None = None
 
     @property
     def message(self) -> Ended:
         """What workers and clients are told."""
-        return Ended(outcome=self.outcome, reason=self.reason, emergency=self.emergency)
+        return Ended(
+            outcome=self.outcome, reason=self.reason, emergency=self.emergency, saver=self.saver
+        )
 
 
 class RunResumed(Entry, frozen=True, kw_only=True):

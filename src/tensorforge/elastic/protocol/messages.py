@@ -97,12 +97,14 @@ class Ready(Message, frozen=True, kw_only=True, tag="ready", tag_field="kind"):
     """This worker has stopped for a rescale; a worker that leaves says so, too.
 
     `prepared_step`: the worker has the reduced gradient of that step, but has not applied it.
+    `last_generation` is the last one in which the worker was in a working group; 0 before the first.
     """
 
     incarnation: Name
     generation: Count
     committed_step: Step
     prepared_step: Step | None = None
+    last_generation: Count = 0
     attributes: Attributes = msgspec.field(default_factory=dict)
 
 
@@ -239,8 +241,31 @@ class MemberReport(Message, frozen=True, kw_only=True):
 
     committed_step: int
     prepared_step: int | None = None
+    last_generation: int = 0
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
     is_newcomer: bool = False
+
+
+class Verdict(Message, frozen=True, kw_only=True):
+    """How the members of a generation come to one state. Ranks are given as (first, count) of sequences.
+
+    All members will have committed `target_step`. Those in `roll_forward` commit the step that they have
+    prepared; then `donors` send the state to all others. `is_fresh`: nobody has committed a step, so rank 0 may
+    restore a checkpoint, and the others take its state.
+    """
+
+    target_step: int
+    roll_forward: tuple[tuple[int, int], ...] = ()
+    donors: tuple[tuple[int, int], ...] = ()
+    is_fresh: bool = False
+
+    def rolls_forward(self, rank: int) -> bool:
+        """Whether this member commits its prepared step."""
+        return any(first <= rank < first + count for first, count in self.roll_forward)
+
+    def donor_ranks(self) -> tuple[int, ...]:
+        """The members that have the state once the prepared step is committed."""
+        return tuple(first + n for first, count in self.donors for n in range(count))
 
 
 class FormationNotice(Message, frozen=True, kw_only=True, tag="formation", tag_field="kind"):
@@ -253,7 +278,12 @@ class FormationNotice(Message, frozen=True, kw_only=True, tag="formation", tag_f
     generation: int
     distinct: tuple[MemberReport, ...]
     runs: tuple[tuple[int, int], ...]
-    target_step: int
+    verdict: Verdict
+
+    @property
+    def target_step(self) -> int:
+        """The step that all members will have committed."""
+        return self.verdict.target_step
 
     @property
     def reports(self) -> tuple[MemberReport, ...]:
@@ -283,29 +313,30 @@ def distinct_runs(
 class Formation:
     """The outcome of a rescale barrier, identical on all members.
 
-    `members` maps worker ids to their answers, in order of rank. `target_step` is the newest step that a member
-    of the last formed generation has committed, -1 if there is none. A member one step behind that has the
-    reduced gradient of that step applies it; other members and newcomers are healed to it.
+    `members` maps worker ids to their answers, in order of rank. `verdict` says how they come to one state.
     """
 
     generation: int
     topology: ClusterTopology
     members: Mapping[str, MemberReport]
-    target_step: int
+    verdict: Verdict
+
+    @property
+    def target_step(self) -> int:
+        """The step that all members will have committed; -1 if there is none."""
+        return self.verdict.target_step
 
     @property
     def newcomers(self) -> tuple[str, ...]:
-        """The members that were not in the last formed generation, in order of rank."""
-        return tuple(name for name, report in self.members.items() if report.is_newcomer)
+        """The members that get the state from others, in order of rank."""
+        donors = set(self.verdict.donor_ranks())
+        return tuple(name for rank, name in enumerate(self.members) if rank not in donors)
 
     @property
     def donors(self) -> tuple[str, ...]:
-        """The members that have committed the target step and can heal others, in order of rank."""
-        return tuple(
-            name
-            for name, report in self.members.items()
-            if report.committed_step == self.target_step and not report.is_newcomer
-        )
+        """The members that have the target step, or roll it forward, and can heal others, in order of rank."""
+        donors = set(self.verdict.donor_ranks())
+        return tuple(name for rank, name in enumerate(self.members) if rank in donors)
 
 
 class Pong(Message, frozen=True, kw_only=True, tag="pong", tag_field="kind"):
@@ -327,11 +358,12 @@ class LeaveRefused(Message, frozen=True, kw_only=True, tag="leave_refused", tag_
 
 
 class Ended(Message, frozen=True, kw_only=True, tag="ended", tag_field="kind"):
-    """The run is over. `emergency` asks the members to save a checkpoint."""
+    """The run is over. `emergency` asks for a checkpoint, which the member called `saver` saves."""
 
     outcome: RunOutcome
     reason: str
     emergency: bool = False
+    saver: str | None = None
 
 
 FromCoordinator: TypeAlias = (

@@ -247,6 +247,7 @@ class ClusterMember:
                     generation=generation,
                     committed_step=committed_step,
                     prepared_step=prepared_step,
+                    last_generation=self._state.last_formed,
                     attributes=dict(attributes or {}),
                 )
                 self._resend_buffer.send(message)
@@ -277,6 +278,7 @@ class ClusterMember:
             if generation != self._state.generation:
                 return
             self._state.resume()
+            self._state.last_formed = generation
             message = messages.Formed(
                 incarnation=self._state.incarnation,
                 generation=generation,

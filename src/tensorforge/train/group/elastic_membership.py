@@ -24,7 +24,7 @@ from tensorforge.errors import (
     TrainingAbortedError,
 )
 from tensorforge.train.data.shard_plane import DataAccess
-from tensorforge.train.group.membership import RunEnd
+from tensorforge.train.group.membership import RunEnd, Start
 
 _STORE = "store"
 _FLUSH_SECONDS = 30.0
@@ -94,7 +94,9 @@ class ElasticMembership:
         try:
             self._worker.wait_for_rescale(0)
         except TrainingAbortedError as ended:
-            return RunEnd(str(ended.facts.get("outcome", "aborted")), ended.reason)
+            facts = ended.facts
+            outcome = str(facts.get("outcome", "aborted"))
+            return RunEnd(outcome, ended.reason, emergency=bool(facts.get("emergency")))
         return RunEnd("aborted", reason)
 
     def ready(
@@ -108,8 +110,8 @@ class ElasticMembership:
             attributes={} if store is None else {_STORE: store},
         )
 
-    def wait_for_store(self, generation: int, timeout: float) -> str | None:
-        """Wait for the formation notice, which carries what each member said when it was ready."""
+    def wait_for_start(self, generation: int, timeout: float) -> Start | None:
+        """Wait for the formation notice, which has rank 0's store and the coordinator's verdict."""
         try:
             formation = self._worker.wait_for_formation(timeout)
         except (StaleGenerationError, TrainingAbortedError, ClosedError):
@@ -117,7 +119,8 @@ class ElasticMembership:
         if formation is None or formation.generation != generation:
             return None
         first = formation.topology.workers[0]
-        return str(formation.members[first.id].attributes.get(_STORE, ""))
+        store = formation.members[first.id].attributes.get(_STORE, "")
+        return Start(store, formation.verdict)
 
     def formed(self, generation: int, moved: Mapping[str, int]) -> None:
         """Answer the second half of the rescale barrier."""

@@ -12,21 +12,42 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
+import msgspec
+
 from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.cluster.elastic_config import AdaptationStrategy, ElasticTrainingConfig
 from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.errors import ConfigurationError, TrainingAbortedError
+from tensorforge.elastic.coordinator.state_decision import decide
+from tensorforge.elastic.protocol.messages import MemberReport, Verdict
+from tensorforge.elastic.protocol.terms import differences
+from tensorforge.errors import ConfigurationError, InvalidInputError, TrainingAbortedError
+
+_published: msgspec.json.Decoder[tuple[MemberReport, dict[str, str]]] = msgspec.json.Decoder(
+    tuple[MemberReport, dict[str, str]]
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """The run is over on all workers. `outcome`: `"completed"`, `"stopped"` or `"aborted"`."""
+    """The run is over on all workers. `outcome`: `"completed"`, `"stopped"` or `"aborted"`.
+
+    `emergency` asks this worker to save a checkpoint before it ends.
+    """
 
     outcome: str
     reason: str
+    emergency: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """All members are ready: the address of rank 0's store (empty for one member), and what to do first."""
+
+    store: str
+    verdict: Verdict
 
 
 class Membership(Protocol):
@@ -66,11 +87,10 @@ class Membership(Protocol):
         """Say that this worker waits for `generation` to form, at which step, and rank 0's `store` address."""
         ...
 
-    def wait_for_store(self, generation: int, timeout: float) -> str | None:
-        """Wait until all members of `generation` are ready; return the address of rank 0's store.
+    def wait_for_start(self, generation: int, timeout: float) -> Start | None:
+        """Wait until all members of `generation` are ready, and it is decided how they come to one state.
 
-        The address is empty if there is one member. `None` if another generation follows instead, the run has
-        ended, or `timeout` seconds are over.
+        `None` if another generation follows instead, the run has ended, or `timeout` seconds are over.
         """
         ...
 
@@ -130,6 +150,8 @@ class FixedMembership:
         self._host, _, self._port = (master or "127.0.0.1:0").rpartition(":")
         self._workers = tuple(WorkerId(f"rank{n}", self._host, 0) for n in range(world_size))
         self._store: Any = None
+        self._terms: dict[str, str] = {}
+        self._report = MemberReport(committed_step=-1)
 
     @classmethod
     def from_environment(cls) -> FixedMembership:
@@ -162,10 +184,11 @@ class FixedMembership:
         run_ended: Callable[[RunEnd], None],  # noqa: ARG002
         fenced: Callable[[str], None],  # noqa: ARG002
         *,
-        terms: Mapping[str, str],  # noqa: ARG002
-        goal: Goal,  # noqa: ARG002
+        terms: Mapping[str, str],
+        goal: Goal,
     ) -> None:
         """Announce the only generation."""
+        self._terms = {**terms, "goal": str(goal)}
         empty = ClusterTopology()
         first = empty.succeed(self._workers)
         rescaling_requested(RescalingEvent.between(empty, first, "the run starts"))
@@ -173,11 +196,12 @@ class FixedMembership:
     def ready(
         self,
         generation: int,  # noqa: ARG002
-        committed_step: int,  # noqa: ARG002
-        prepared_step: int | None,  # noqa: ARG002
+        committed_step: int,
+        prepared_step: int | None,
         store: str | None,
     ) -> None:
-        """Publish rank 0's store."""
+        """Publish this process's report and terms, and rank 0's store."""
+        self._report = MemberReport(committed_step=committed_step, prepared_step=prepared_step)
         if self._world_size == 1:
             return
         import torch.distributed
@@ -192,15 +216,25 @@ class FixedMembership:
             timeout=timedelta(seconds=60),
             wait_for_workers=False,
         )
+        published = msgspec.json.encode((self._report, self._terms))
+        self._store.set(f"tensorforge/report-{self._rank}", published.decode())
         if store is not None:
             self._store.set("tensorforge/store", store)
 
-    def wait_for_store(self, generation: int, timeout: float) -> str | None:  # noqa: ARG002
-        """Read the address that rank 0 published."""
+    def wait_for_start(self, generation: int, timeout: float) -> Start | None:  # noqa: ARG002
+        """Read what the others published, and decide as a coordinator would."""
         if self._world_size == 1:
-            return ""
-        self._store.wait(["tensorforge/store"], timedelta(seconds=timeout))
-        return str(self._store.get("tensorforge/store").decode())
+            return Start("", decide([self._report]))
+        keys = [f"tensorforge/report-{rank}" for rank in range(self._world_size)]
+        self._store.wait([*keys, "tensorforge/store"], timedelta(seconds=timeout))
+        reports = []
+        for rank, key in enumerate(keys):
+            report, terms = _published.decode(self._store.get(key))
+            why = differences(self._terms, terms)
+            if why:
+                raise InvalidInputError(f"this process does not fit to rank {rank}: {why}")
+            reports.append(report)
+        return Start(self._store.get("tensorforge/store").decode(), decide(reports))
 
     def formed(self, generation: int, moved: Mapping[str, int]) -> None:
         """Do nothing: no coordinator waits for it."""

@@ -22,9 +22,10 @@ from typing import NamedTuple
 from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
+from tensorforge.elastic.protocol.messages import Verdict
 from tensorforge.errors import DeadlineExceededError, StaleGenerationError
 from tensorforge.train.group.gloo_group import GenerationGroup, GenerationStore, GroupAbortedError
-from tensorforge.train.group.membership import Membership, RunEnd
+from tensorforge.train.group.membership import Membership, RunEnd, Start
 
 log = logging.getLogger(__name__)
 
@@ -223,7 +224,7 @@ class Session:
     def form(
         self,
         position: Callable[[], tuple[int, int | None]],
-        agree: Callable[[GenerationGroup | None], dict[str, int]],
+        agree: Callable[[GenerationGroup | None, Verdict], dict[str, int]],
     ) -> FormOutcome:
         """Follow the newest generation until there is a group in which `agree` has succeeded.
 
@@ -248,14 +249,14 @@ class Session:
             )
             clock = _PhaseClock(times, self._newest_at)
             try:
-                store = self._await_members(event, *position(), clock)
-                if store is None:
+                start = self._await_members(event, *position(), clock)
+                if start is None:
                     if self.ended is None and self._membership.wait_for_release(0):
                         return FormOutcome.RELEASED
                     continue
-                self._connect_group(store)
+                self._connect_group(start.store)
                 clock.mark("connect")
-                times.moved = agree(self.group)
+                times.moved = agree(self.group, start.verdict)
                 clock.mark("agree")
             except (GroupAbortedError, StaleGenerationError) as error:
                 self.abandon_group(error)
@@ -305,10 +306,10 @@ class Session:
         committed_step: int,
         prepared_step: int | None,
         clock: _PhaseClock,
-    ) -> str | None:
+    ) -> Start | None:
         """Enter the event's generation and wait until all its members are ready.
 
-        Return the address of rank 0's store; `None` if another generation follows instead.
+        Return where they meet and what they do first; `None` if another generation follows instead.
         """
         topology = event.new_topology
         self.generation = topology.epoch
@@ -321,16 +322,16 @@ class Session:
             offered = self._store.address
         clock.mark("stop")
         self._membership.ready(self.generation, committed_step, prepared_step, offered)
-        store = self._membership.wait_for_store(self.generation, _GENERATION_SECONDS)
+        start = self._membership.wait_for_start(self.generation, _GENERATION_SECONDS)
         clock.mark("gather")
         if (
             self._retired is not None
         ):  # all members are ready, so no member is in its last vote any more
             self._retired.close()
             self._retired = None
-        if store is None:
+        if start is None:
             self._drop_group()
-        return store
+        return start
 
     def _connect_group(self, store: str) -> None:
         if self.world_size == 1:

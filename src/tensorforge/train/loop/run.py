@@ -13,9 +13,11 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from tensorforge.catalog import CheckpointType
 from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.cluster.ended_runs import note_outcome
 from tensorforge.cluster.goal import Goal
+from tensorforge.elastic.protocol.messages import Verdict
 from tensorforge.environment import COORDINATOR
 from tensorforge.errors import (
     ClosedError,
@@ -272,6 +274,8 @@ class Run:
     def _end_with_the_run(self, goal: Goal) -> bool:
         """Note how the run ended for all workers; raise `TrainingAbortedError` if it was aborted."""
         end = self._session.ended or RunEnd("aborted", "the run has ended")
+        if end.emergency:
+            self._save_emergency()
         if end.outcome == "completed" and self._is_reached(goal):
             self._end("complete", end.reason)
         elif end.outcome == "completed":
@@ -283,11 +287,16 @@ class Run:
             raise TrainingAbortedError(end.reason, committed_step=self.state.committed_step)
         return False
 
+    def _save_emergency(self) -> None:
+        """Save the state before this worker ends, because the coordinator chose this worker for it."""
+        if self._checkpointer is not None and self._session.last_formed_generation > 0:
+            self._checkpointer.save_now(self.state, self._last_metrics, CheckpointType.EMERGENCY)
+
     def _position(self) -> tuple[int, int | None]:
         prepared = self._engine.prepared
         return self.state.committed_step, None if prepared is None else prepared.step
 
-    def _agree(self, group: GenerationGroup | None) -> dict[str, int]:
+    def _agree(self, group: GenerationGroup | None, verdict: Verdict) -> dict[str, int]:
         """Come to one state with the other members and divide the next step; return what was moved for that."""
         prepared, restore = self._engine.prepared, None
         if self._checkpointer is not None and self._checkpointer.plan.resume:
@@ -297,7 +306,7 @@ class Run:
             self.state,
             prepared=prepared,
             commit=self._roll_forward,
-            generation=self._session.last_formed_generation,
+            verdict=verdict,
             restore=restore,
             finished_nodes=self._engine.finished_nodes,
         )
@@ -376,16 +385,18 @@ class Run:
     def _finish(self, goal: Goal) -> bool:
         """End the run together with the other members; return `False` if the group broke before that.
 
-        After the barrier every member is known to have committed the last step.
+        After the first barrier every member is known to have committed the last step. If rank 0 cannot save the
+        last state, or dies, the others have not ended: they form a group again, and the next rank 0 saves.
         """
         try:
-            if self._session.group is not None:
-                self._session.group.all_reduce(torch.zeros(1))
+            self._wait_for_all()
+            if self._checkpointer is not None:
+                if self._session.rank == 0:
+                    self._checkpointer.after_last_step(self.state, self._last_metrics)
+                self._wait_for_all()
         except GroupAbortedError as error:
             self._session.abandon_group(error)
             return False
-        if self._session.rank == 0 and self._checkpointer is not None:
-            self._checkpointer.after_last_step(self.state, self._last_metrics)
         outcome = "complete" if self._is_reached(goal) else "stopped"
         reason = self._session.stop_reason or ""
         self._membership.finish(
@@ -393,6 +404,10 @@ class Run:
         )
         self._end(outcome, reason or outcome)
         return True
+
+    def _wait_for_all(self) -> None:
+        if self._session.group is not None:
+            self._session.group.all_reduce(torch.zeros(1))
 
     def _end(self, outcome: str, reason: str) -> None:
         self.outcome = outcome

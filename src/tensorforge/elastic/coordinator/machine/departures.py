@@ -127,9 +127,11 @@ class Departures:
         state.causes.append(Cause(text, now, is_failure=True))
 
     def end(self, outcome: RunOutcome, reason: str, *, emergency: bool = False) -> None:
-        """End the run for everybody. `emergency` asks the members to save a checkpoint."""
+        """End the run for everybody. `emergency` asks a member that has the state to save a checkpoint."""
         state = self._state
-        state.ended = RunEnded(outcome=outcome, reason=reason, emergency=emergency)
+        there = (p.id for p in state.roster if p.connection is not None and state.holds_state(p))
+        saver = next(there, None) if emergency else None
+        state.ended = RunEnded(outcome=outcome, reason=reason, emergency=emergency, saver=saver)
         state.phase = Phase.ENDED
         state.deadline = state.silence_at = state.suspicion = None
         state.causes.clear()
