@@ -257,6 +257,7 @@ def test_a_worker_from_elsewhere_joins_and_leaves(launch):
     launched.until("generation_formed", generation=1)
     address = launched.record.coordinator_address
     command = [sys.executable, "-m", "tensorforge", "worker", "-c", address, "--id", "far-1"]
+    command += ["--token-file", str(launched.folder / "token")]
     with subprocess.Popen(
         [*command, "--json", TOY, "--steps", "100000"], stdout=subprocess.PIPE, text=True
     ) as far:
