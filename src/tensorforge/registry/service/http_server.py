@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from tensorforge.errors import InvalidInputError
+from tensorforge.errors import InvalidInputError, UnavailableError
+from tensorforge.registry.anchoring import AnchorSchedule
+from tensorforge.registry.domain.mlflow_stages import StageMoves
 from tensorforge.registry.model_registry import ModelRegistry
 from tensorforge.registry.service.limits import Limits
+from tensorforge.registry.service.service_options import PROTECTED_ALIASES, ServiceOptions
+from tensorforge.storage.opening import open_store
 from tensorforge.storage.sqlite_memory import stop_counting_memory
 
 SHARED_FOLDER = "PROMETHEUS_MULTIPROC_DIR"
@@ -29,16 +36,62 @@ class ServerSettings:
     workers: int = 1
     limits: Limits = field(default_factory=Limits)
     allow_private_webhooks: bool = False
+    stage_moves: StageMoves = StageMoves.LENIENT
+    protected_aliases: frozenset[str] = PROTECTED_ALIASES
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    artifacts: str | None = None
+    max_artifact_bytes: int = 10 * 2**30
+    tracking_uri: str | None = None
+    tracking_token: str = ""
+    anchor_targets: tuple[str, ...] = ()
+    anchor_seconds: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise InvalidInputError("TLS needs both a certificate and its key")
 
 
 def load_application(settings: ServerSettings, *_: object) -> Any:
     """The application of one worker process, with its own database connections."""
     from tensorforge.registry.service.application import build
 
+    registry = ModelRegistry(settings.database)
     return build(
-        ModelRegistry(settings.database),
+        registry,
         limits=settings.limits,
+        options=_options(settings, registry),
+        anchoring=_anchoring(settings, registry),
+    )
+
+
+def _options(settings: ServerSettings, registry: ModelRegistry) -> ServiceOptions:
+    from tensorforge.registry.artifacts import ArtifactStore
+    from tensorforge.registry.sources import SourceResolver
+
+    artifacts = sources = None
+    if settings.artifacts is not None:
+        store = open_store(settings.artifacts)
+        artifacts = ArtifactStore(registry.database, store, max_bytes=settings.max_artifact_bytes)
+    if settings.tracking_uri is not None:
+        sources = SourceResolver(settings.tracking_uri, token=settings.tracking_token)
+    return ServiceOptions(
         allow_private_webhooks=settings.allow_private_webhooks,
+        stage_moves=settings.stage_moves,
+        protected_aliases=settings.protected_aliases,
+        artifacts=artifacts,
+        sources=sources,
+    )
+
+
+def _anchoring(settings: ServerSettings, registry: ModelRegistry) -> AnchorSchedule | None:
+    if not settings.anchor_targets:
+        return None
+    return AnchorSchedule(
+        registry.database,
+        settings.anchor_targets,
+        seconds=settings.anchor_seconds,
+        allow_private=settings.allow_private_webhooks,
     )
 
 
@@ -52,19 +105,55 @@ def serve(settings: ServerSettings) -> None:
             f"{error.name} is not installed; install tensorforge[serve]"
         ) from error
     stop_counting_memory()
-    server = Granian(
+    with exclusive_port(settings.host, settings.port):
+        _serve(Granian, Interfaces.ASGI, settings)
+
+
+def _serve(granian: Any, interface: Any, settings: ServerSettings) -> None:
+    server = granian(
         "tensorforge.registry.service.http_server:load_application",
         address=settings.host,
         port=settings.port,
-        interface=Interfaces.ASGI,
+        interface=interface,
         workers=settings.workers,
         websockets=False,
         log_access=False,
         log_enabled=False,
+        ssl_cert=settings.tls_cert,
+        ssl_key=settings.tls_key,
     )
     load = functools.partial(load_application, settings)
     with _shared_metrics() if settings.workers > 1 else contextlib.nullcontext():
         server.serve(target_loader=load, wrap_loader=False)
+
+
+@contextlib.contextmanager
+def exclusive_port(host: str, port: int) -> Iterator[None]:
+    """Make sure that no other server listens on the port, and that none of this user starts to meanwhile.
+
+    The server shares its port between its workers, so a second server could share it as well; a lock file
+    excludes that. `UnavailableError` if the port is taken.
+    """
+    path = Path(tempfile.gettempdir()) / f"tensorforge-serve-{os.getuid()}-{port}.lock"
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _try_to_bind(host, port)
+        except OSError as error:
+            raise UnavailableError(
+                f"port {port} of {host} cannot be used: {error.strerror or error}. Another server listens there"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _try_to_bind(host: str, port: int) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind((host, port))
 
 
 @contextlib.contextmanager
