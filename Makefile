@@ -55,4 +55,4 @@ $(AZURE): $(STAMP)
 	else echo "There is no npm: the Azure store will not be tested"; fi
 
 clean:           ## remove what the other targets made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis demo-output
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build demo-output

@@ -43,10 +43,10 @@ class Block(nn.Module):
     def __init__(self, width: int, heads: int, dropout: float) -> None:
         super().__init__()
         self.heads, self.dropout = heads, dropout
-        self.before_attention, self.before_thought = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.before_attention, self.before_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
         self.queries_keys_values = nn.Linear(width, 3 * width)
         self.mix = nn.Linear(width, width)
-        self.think = nn.Sequential(
+        self.mlp = nn.Sequential(
             nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width), nn.Dropout(dropout)
         )
 
@@ -55,10 +55,10 @@ class Block(nn.Module):
         shape = (batch, length, 3, self.heads, width // self.heads)
         parts = self.queries_keys_values(self.before_attention(x)).view(shape)
         query, key, value = parts.permute(2, 0, 3, 1, 4)
-        heard = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-        heard = self.mix(heard.transpose(1, 2).reshape(batch, length, width))
-        x = x + F.dropout(heard, self.dropout, self.training)
-        return x + self.think(self.before_thought(x))
+        attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+        attended = self.mix(attended.transpose(1, 2).reshape(batch, length, width))
+        x = x + F.dropout(attended, self.dropout, self.training)
+        return x + self.mlp(self.before_mlp(x))
 
 
 class CharacterTransformer(nn.Module):

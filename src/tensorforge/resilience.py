@@ -14,6 +14,8 @@ from tensorforge.validation import whole_number
 Result = TypeVar("Result")
 Item = TypeVar("Item")
 
+_jitter = random.Random()  # noqa: S311  spreads retries, guards nothing
+
 
 def is_retryable(error: BaseException) -> bool:
     """Whether the error's class says that the same call may succeed later."""
@@ -74,7 +76,7 @@ class RetryPolicy:
         *,
         sleep: Callable[[float], object] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
-        share: Callable[[], float] = random.random,
+        share: Callable[[], float] = _jitter.random,
     ) -> Result:
         """Call `operation` until it succeeds and return its result, or raise its last error."""
         started, attempt = clock(), 0

@@ -19,11 +19,11 @@ CONFIG = ElasticTrainingConfig(
 )
 HOLD_THE_LOCK = """
 import ctypes, signal
-from tensorforge.testing import loop
+from tensorforge.testing import minimal_worker
 def hold(*_):
     ctypes.PyDLL(None).sleep(3)  # a C call that keeps the interpreter lock
 signal.signal(signal.SIGUSR1, hold)
-loop._main()
+minimal_worker._main()
 """
 
 

@@ -236,6 +236,7 @@ PUBLIC = {
         "Evaluation",
         "Loading",
         "LocalShards",
+        "LossScaling",
         "Run",
         "RunConfig",
         "Step",

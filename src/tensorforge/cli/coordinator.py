@@ -16,6 +16,7 @@ import typer
 
 from tensorforge.cli._cluster import AsJson, Ca, Cert, Key, tls_options
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.ended_runs import EXIT_UNFINISHED
 from tensorforge.errors import InvalidInputError
 from tensorforge.security import TokenStore
 
@@ -108,7 +109,8 @@ def coordinator(
 ) -> None:
     """Coordinate a run until it ends. Started again on the same journal, it continues the run.
 
-    Exit code 0: the run completed, or a signal stopped the coordinator; 3: the run was aborted; 1: an error.
+    Exit code 0: the run completed, or a signal stopped the coordinator; 75: the run was stopped before its
+    goal was reached; 3: the run was aborted; 1: an error.
     """
     from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
 
@@ -158,6 +160,8 @@ def coordinator(
     typer.echo(json.dumps(ended) if json_output else text)
     if outcome.outcome == "aborted":
         raise typer.Exit(EXIT_ABORTED)
+    if outcome.outcome == "stopped":
+        raise typer.Exit(EXIT_UNFINISHED)
 
 
 def _tokens(job: Path | None, join: Path | None, observe: Path | None) -> TokenStore | None:

@@ -9,17 +9,44 @@ import os
 import sys
 import time
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import (
+    AdaptationStrategy,
+    ElasticTrainingConfig,
+    RedistributionType,
+)
+from tensorforge.cluster.ended_runs import EXIT_UNFINISHED
 from tensorforge.launch.launch_settings import LaunchSettings
 from tensorforge.launch.supervisor.instructions import Outcome
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 _SIGNALLED = 128
+
+
+class LrAdaptation(StrEnum):
+    """The values of `--lr-adaptation`: those of `AdaptationStrategy`."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    SQUARE_ROOT = "square_root"
+
+
+class Redistribution(StrEnum):
+    """The values of `--redistribution`."""
+
+    FULL = "full"
+    INCREMENTAL = "incremental"
+
+
+_REDISTRIBUTIONS = {
+    Redistribution.FULL: RedistributionType.FULL_RESHUFFLE,
+    Redistribution.INCREMENTAL: RedistributionType.INCREMENTAL,
+}
 
 ScriptArguments = Annotated[
     list[str] | None, typer.Argument(help="Passed to the script unchanged.")
@@ -74,6 +101,19 @@ def run(
     max_failures: Annotated[
         int, typer.Option(help="How many failures in a row, without a step between, end the run.")
     ] = 3,
+    lr_adaptation: Annotated[
+        LrAdaptation,
+        typer.Option(
+            help="How batch and learning rate follow the number of workers; none is exact."
+        ),
+    ] = LrAdaptation.NONE,
+    redistribution: Annotated[
+        Redistribution, typer.Option(help="How local shards are divided again after a change.")
+    ] = Redistribution.FULL,
+    synchronous_rescaling: Annotated[
+        bool, typer.Option(help="Wait for training code at each barrier; `Run` always does.")
+    ] = True,
+    parallel_transfer: Annotated[bool, typer.Option(help="Move several shards at a time.")] = True,
     host: Annotated[str, typer.Option(help="Where the coordinator listens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The coordinator's port; 0 picks a free one.")] = 0,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines, no live view.")] = False,
@@ -82,7 +122,8 @@ def run(
     """Train SCRIPT; the script's own options come after its name.
 
     Workers that die or hang are replaced. Interrupt once to stop after the current step with a checkpoint,
-    twice to stop at once. Exit code 0: training finished; 1: training failed; 130: interrupted.
+    twice to stop at once. Exit code 0: the goal is reached; 75: stopped before that, and can be continued;
+    1: training failed; 130: interrupted.
     """
     from tensorforge.launch.display.displays import choose_display
     from tensorforge.launch.launcher import Launcher
@@ -103,6 +144,10 @@ def run(
             stability_window_ms=round(stability_window * 1000),
             worker_heartbeat_timeout_ms=round(heartbeat_timeout * 1000),
             failure_tolerance_percentage=failure_tolerance,
+            lr_adaptation_strategy=AdaptationStrategy(lr_adaptation.value),
+            redistribution_type=_REDISTRIBUTIONS[redistribution],
+            use_synchronous_rescaling=synchronous_rescaling,
+            use_parallel_data_transfer=parallel_transfer,
         ),
         policy=SupervisionPolicy(
             workers=workers,
@@ -159,7 +204,7 @@ def show_outcome(outcome: Outcome, folder: Path, seconds: float, *, as_json: boo
         if not as_json:
             typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); logs in {folder}")
         return
-    if outcome.code > _SIGNALLED:
+    if outcome.code == EXIT_UNFINISHED or outcome.code > _SIGNALLED:
         again = f"launch with --run-dir {folder} to continue from the newest checkpoint"
         typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); {again}", err=True)
         return

@@ -68,11 +68,13 @@ def _summary(view: ClusterView) -> Text:
 
 def _progress(view: ClusterView) -> str:
     state = view.state
+    goal = "" if view.goal is None else f", the goal is {view.goal}"
     if state.step < 0:
-        return "no step yet"
+        return f"no step yet{goal}"
     batch = counted(state.samples, "sample")
     return (
-        f"epoch {state.epoch}, step {state.step} ({batch}), learning rate {state.learning_rate:g}"
+        f"epoch {state.epoch}, step {state.step} ({batch}){goal}, "
+        f"learning rate {state.learning_rate:g}"
     )
 
 

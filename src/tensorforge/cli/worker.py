@@ -56,7 +56,8 @@ def worker(
     """Run SCRIPT as one more worker of the run that the coordinator leads.
 
     This process becomes the worker. SIGTERM or an interrupt makes it leave after its step, SIGUSR1 shows
-    the script's stack, and the exit code is that of the script.
+    the script's stack. The exit code is that of the script; it is 75 if the worker left, or the run was
+    stopped, before the goal was reached.
     """
     if not module:
         require_script(script)

@@ -15,7 +15,8 @@ class CommittedStep:
     """One optimizer step that all members of a generation have applied.
 
     `samples`: how many samples all members together consumed in this step. A source may not know all
-    fields: generation 0 and a learning rate of NaN mean unknown.
+    fields: generation 0 and a learning rate of NaN mean unknown. `is_skipped`: the samples are consumed, but
+    loss scaling found that the gradient was not finite, and nothing was updated.
     """
 
     step: int
@@ -24,6 +25,7 @@ class CommittedStep:
     samples: int = 0
     learning_rate: float = math.nan
     metrics: Mapping[str, float] = field(default_factory=dict)
+    is_skipped: bool = False
 
     @property
     def loss(self) -> float | None:
@@ -51,6 +53,7 @@ class CommittedStep:
             samples=_integer(line.get("samples")),
             learning_rate=_number(line.get("learning_rate")),
             metrics={name: _number(value) for name, value in found.items() if is_number(value)},
+            is_skipped=line.get("is_skipped") is True,
         )
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tensorforge import environment
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
-from tensorforge.encoding import encode
 from tensorforge.errors import ConfigurationError, InvalidInputError, NotFoundError
 from tensorforge.launch.processes.preload import find_script, preloads
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
@@ -82,7 +81,7 @@ class LaunchSettings:
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             **self.environment,
-            **worker_environment(worker, coordinator, self.run_dir, self.config, token),
+            **worker_environment(worker, coordinator, self.run_dir, token),
         }
 
 
@@ -106,16 +105,14 @@ def worker_environment(
     worker: str,
     coordinator: str,
     run_dir: Path,
-    config: ElasticTrainingConfig,
     token: str | None,
 ) -> dict[str, str]:
-    """The variables that tell training code its run, its name and the coordinator."""
+    """The variables that tell training code its run, its name and the coordinator, which has the rest."""
     return environment.for_child(
         {
             environment.COORDINATOR: coordinator,
             environment.WORKER_ID: worker,
             environment.RUN_DIR: run_dir.absolute(),
-            environment.CONFIG: encode(config),
             environment.TOKEN: token,
         }
     )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorforge.cluster.committed_step import CommittedStep
+from tensorforge.cluster.ended_runs import EXIT_COMPLETE, EXIT_UNFINISHED
 from tensorforge.elastic.protocol.access import ROLES, is_loopback
 from tensorforge.elastic.protocol.token_files import load_or_issue
 from tensorforge.environment import PRELOAD, for_child
@@ -252,7 +253,7 @@ class Launcher:
             return
         record = self._record.workers[child]
         self._update_record(workers={n: r for n, r in self._record.workers.items() if n != child})
-        if code != 0 and self._link is not None:
+        if code not in (EXIT_COMPLETE, EXIT_UNFINISHED) and self._link is not None:
             self._link.report_exit(child, f"its process {describe_exit(code)}", record.pid)
         self._read_logs()
         self._read_views()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,6 +22,7 @@ from tensorforge.launch.supervisor.events import (
     TargetChanged,
     TrainingAborted,
     TrainingFinished,
+    TrainingStopped,
     WorkerJoined,
     WorkerLost,
     WorkerReleased,
@@ -142,6 +144,8 @@ def changes(
     if new.ended is not None and (old is None or old.ended is None):
         if new.ended.outcome is RunOutcome.COMPLETED:
             yield TrainingFinished(new.ended.reason)
+        elif new.ended.outcome is RunOutcome.STOPPED:
+            yield TrainingStopped(new.ended.reason)
         else:
             yield TrainingAborted(f"the run was {new.ended.outcome}: {new.ended.reason}")
 
@@ -238,5 +242,5 @@ def _progress(old: ClusterView | None, new: ClusterView) -> Iterator[Event]:
         step=new.state.step,
         epoch=new.state.epoch,
         learning_rate=new.state.learning_rate,
-        metrics={"loss": losses[0]} if losses else {},
+        metrics={"loss": math.nan if losses[0] is None else losses[0]} if losses else {},
     )

@@ -19,11 +19,12 @@ from tensorforge.errors import InvalidInputError
 _SCHEMES = {"tensorforge": "http", "tensorforges": "https"}
 
 
-class TensorForgeStore(RestStore):  # type: ignore[misc]  # mlflow has no types
+class TensorForgeStore(RestStore):
     """Passes every call of MLflow's server on to a registry service."""
 
     def __init__(self, store_uri: str, tracking_uri: str | None = None) -> None:  # noqa: ARG002  MLflow passes it
-        super().__init__(functools.partial(get_default_host_creds, service_url(store_uri)))
+        credentials = functools.partial(get_default_host_creds, service_url(store_uri))
+        super().__init__(credentials)  # type: ignore[no-untyped-call]  # mlflow has few types
 
 
 def service_url(store_uri: str) -> str:

@@ -47,6 +47,7 @@ _CLAIMED = 5
 DEADLINE = 10.0
 """How many seconds one attempt may take in total, from the connection to the status of the answer."""
 _POLL_SECONDS = 1.0
+_jitter = random.Random()  # noqa: S311  spreads retries, guards nothing
 
 
 def sign(secret: str, timestamp: int, body: str) -> str:
@@ -198,7 +199,7 @@ class WebhookSender:
         now_us = to_micros(self._clock())
         attempt = delivery.attempts + 1
         # At least half of the longest delay, so that an overloaded receiver gets a pause.
-        share = 0.5 + random.random() / 2  # noqa: S311  spreads retries, guards nothing
+        share = 0.5 + _jitter.random() / 2
         delay = self._retries.next_delay(attempt, error, 0.0, share)
         if delay is None:
             _log.warning(

@@ -20,7 +20,7 @@ What needs torch is imported when it is asked for.
 
 from typing import TYPE_CHECKING, Any
 
-from tensorforge.train.run_config import RunConfig
+from tensorforge.train.run_config import LossScaling, RunConfig
 
 if TYPE_CHECKING:
     from tensorforge.train.data.loading_processes import Loading
@@ -30,7 +30,16 @@ if TYPE_CHECKING:
     from tensorforge.train.loop.step import Step
     from tensorforge.train.run_checkpoints import CheckpointPlan
 
-__all__ = ["CheckpointPlan", "Evaluation", "Loading", "LocalShards", "Run", "RunConfig", "Step"]
+__all__ = [
+    "CheckpointPlan",
+    "Evaluation",
+    "Loading",
+    "LocalShards",
+    "LossScaling",
+    "Run",
+    "RunConfig",
+    "Step",
+]
 
 _HOMES = {
     "CheckpointPlan": "run_checkpoints",

@@ -1,4 +1,4 @@
-"""What a worker did, as JSON lines in the run's folder: for the live view, the proofs and later questions."""
+"""The run log: what a worker did, as JSON lines in the run's folder, for the display and for later checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class RunLog:
         self._worker = worker
         self._folder = folder
         self._file: TextIO | None = None
-        self._has_complained = False
+        self._has_warned = False
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
             self._file = (folder / f"{worker}.jsonl").open("a", buffering=1, encoding="utf-8")
@@ -40,18 +40,18 @@ class RunLog:
         """Append an event with the time and the worker's name."""
         if self._file is not None:
             line = {"kind": kind, "time": time.time(), "worker": self._worker, **facts}
-            with self._as_far_as_possible():
+            with self._warn_on_failure():
                 self._file.write(json.dumps(line) + "\n")
 
     @contextmanager
-    def _as_far_as_possible(self) -> Iterator[None]:
-        """A full disk costs lines of the log, not the training; it is told once."""
+    def _warn_on_failure(self) -> Iterator[None]:
+        """Log a warning, once, if the disk is full or fails. Training goes on without the lines."""
         try:
             yield
         except OSError as error:
-            if not self._has_complained:
-                self._has_complained = True
-                log.warning("what is logged is lost: %s; training goes on", error)
+            if not self._has_warned:
+                self._has_warned = True
+                log.warning("the run log cannot be written: %s; training goes on", error)
 
     def commit(self, rank: int, workers: int, step: CommittedStep) -> None:
         """Append a committed step; rank 0 also appends it to the run's `metrics.jsonl`."""
@@ -60,7 +60,7 @@ class RunLog:
         if rank == 0 and self._folder is not None:
             line = {"time": time.time(), "world_size": workers, **facts}
             path = self._folder.parent / "metrics.jsonl"
-            with self._as_far_as_possible(), path.open("a", encoding="utf-8") as file:
+            with self._warn_on_failure(), path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
     def ledger(self, ledger: Ledger) -> None:
@@ -78,7 +78,7 @@ class RunLog:
         }
         path = self._folder.parent / "ledger.json"
         temporary = path.with_suffix(f".{os.getpid()}")
-        with self._as_far_as_possible():
+        with self._warn_on_failure():
             temporary.write_text(json.dumps(content), encoding="utf-8")
             temporary.replace(path)
 
@@ -86,7 +86,7 @@ class RunLog:
         """Close the file."""
         if self._file is not None:
             file, self._file = self._file, None
-            with self._as_far_as_possible():
+            with self._warn_on_failure():
                 file.close()
 
 

@@ -22,6 +22,6 @@ def test_a_full_disk_costs_lines_not_the_training(tmp_path, caplog):
     log.commit(0, 1, CommittedStep(step=0))
     log.ledger(Ledger(12, 3))
     log.close()
-    assert caplog.text.count("what is logged is lost: [Errno 28]") == 1
+    assert caplog.text.count("the run log cannot be written: [Errno 28]") == 1
     (folder / "w.jsonl").unlink()
     assert read_run_logs(tmp_path) == []

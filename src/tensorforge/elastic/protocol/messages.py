@@ -14,12 +14,14 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.protocol.reasons import RunOutcome
-from tensorforge.errors import EncodingError
+from tensorforge.errors import ConfigurationError, EncodingError, InvalidInputError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The version of these messages; the coordinator refuses a worker with another one."""
 
 MAX_UPLOAD_BYTES = 1 << 20
@@ -32,7 +34,11 @@ Step: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
 Attributes: TypeAlias = Annotated[
     dict[Name, Annotated[str, msgspec.Meta(max_length=4_000)]], msgspec.Meta(max_length=64)
 ]
-Measures: TypeAlias = Annotated[dict[Name, float], msgspec.Meta(max_length=64)]
+Terms: TypeAlias = Annotated[
+    dict[Name, Annotated[str, msgspec.Meta(max_length=4_000)]], msgspec.Meta(max_length=256)
+]
+Measures: TypeAlias = Annotated[dict[Name, float | None], msgspec.Meta(max_length=64)]
+"""Values by name. JSON has neither NaN nor infinity: `None` stands for both."""
 Amounts: TypeAlias = Annotated[dict[Name, Count], msgspec.Meta(max_length=64)]
 
 
@@ -48,7 +54,9 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Hello(Message, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
     """The first message of a stream. `generation` is the newest one that was announced to this incarnation.
 
-    `previous` is the earlier incarnation of this process that was a member; it has stopped training.
+    `previous` is the earlier incarnation of this process that was a member; it has stopped training. `terms`
+    are the facts that must be the same on all workers, and `goal` is how far the script wants to train.
+    `config` is set if the worker was given a configuration of its own, which must be the run's.
     """
 
     protocol: int
@@ -57,6 +65,9 @@ class Hello(Message, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
     generation: int | None = None
     previous: Name | None = None
     attributes: Attributes = msgspec.field(default_factory=dict)
+    terms: Terms = msgspec.field(default_factory=dict)
+    goal: Goal | None = None
+    config: ElasticTrainingConfig | None = None
 
 
 class Progress(Message, frozen=True, kw_only=True, tag="progress", tag_field="kind"):
@@ -111,18 +122,30 @@ class Suspect(Message, frozen=True, kw_only=True, tag="suspect", tag_field="kind
 
 
 class Leave(Message, frozen=True, kw_only=True, tag="leave", tag_field="kind"):
-    """This worker wants to leave after its current step."""
+    """This worker wants to leave after its current step.
+
+    `together`: all members of the generation leave after the same step. `stops_if_last`: if nobody can take
+    over this worker's state, it does not leave but stops the run, as soon as a `LeaveRefused` tells so.
+    """
 
     incarnation: Name
     generation: Count
     reason: Text = ""
+    together: bool = False
+    stops_if_last: bool = False
 
 
 class Finish(Message, frozen=True, kw_only=True, tag="finish", tag_field="kind"):
-    """Training is complete."""
+    """Training is over on this member, after `committed_step`; `epoch` is the one of the step after it.
+
+    Every member of a generation says so after the same step. Whether the goal was reached is decided by the
+    coordinator.
+    """
 
     incarnation: Name
     generation: Count
+    committed_step: Step
+    epoch: Count = 0
     reason: Text = ""
 
 
@@ -152,9 +175,13 @@ class State(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome", tag_field="kind"):
-    """The stream is accepted. `workers` is set if the worker is a member of `generation`."""
+    """The stream is accepted. `workers` is set if the worker is a member of `generation`.
+
+    `config` is the run's configuration, which the worker uses from now on.
+    """
 
     generation: int
+    config: ElasticTrainingConfig
     workers: tuple[WorkerId, ...] | None = None
 
 
@@ -171,6 +198,8 @@ REFUSED_DUPLICATE = "duplicate"
 """A connected worker has this id; trying again later may work."""
 REFUSED_INVALID = "invalid"
 """The message breaks the protocol; trying again does not help."""
+REFUSED_TERMS = "terms"
+"""The worker's terms, goal or configuration are not the run's; the reason names each difference."""
 REFUSED_FULL = "full"
 """The coordinator has as many workers and standbys as it accepts."""
 
@@ -289,6 +318,12 @@ class Released(Message, frozen=True, kw_only=True, tag="released", tag_field="ki
     reason: str
 
 
+class LeaveRefused(Message, frozen=True, kw_only=True, tag="leave_refused", tag_field="kind"):
+    """Nobody can take over the state of this worker, which asked to leave; it may stop the run instead."""
+
+    reason: str
+
+
 class Ended(Message, frozen=True, kw_only=True, tag="ended", tag_field="kind"):
     """The run is over. `emergency` asks the members to save a checkpoint."""
 
@@ -298,7 +333,7 @@ class Ended(Message, frozen=True, kw_only=True, tag="ended", tag_field="kind"):
 
 
 FromCoordinator: TypeAlias = (
-    Welcome | Refused | Stale | Rescale | FormationNotice | Pong | Released | Ended
+    Welcome | Refused | Stale | Rescale | FormationNotice | Pong | Released | LeaveRefused | Ended
 )
 
 _from_worker: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)
@@ -324,7 +359,7 @@ def decode(decoder: msgspec.json.Decoder[Decoded], data: bytes, what: str) -> De
     """Decode JSON; `what` it should be is named by the `EncodingError` for anything else."""
     try:
         return decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ConfigurationError, InvalidInputError) as error:
         raise EncodingError(f"not {what}: {error}") from error
 
 

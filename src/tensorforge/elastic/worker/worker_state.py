@@ -52,6 +52,7 @@ class WorkerState:
         self.is_rescaling = False
         self.is_answered = False
         self.is_leaving = False
+        self.leave_refused: str | None = None
         self.released: str | None = None
         self.ended: messages.Ended | None = None
         self.problem: TensorForgeError | None = None

@@ -63,8 +63,9 @@ class FlatLayout:
     """A model's trainable parameters and its buffers, divided into groups.
 
     Summed groups, one per dtype, hold the gradients of the parameters and the changes of the floating-point
-    buffers. The other groups hold the other buffers as they are. `parameters`, `float_buffers` and
-    `other_buffers` are in the model's order, shared tensors once, and so are the lists of their entries.
+    buffers; those of half-precision tensors are summed in float32. The other groups hold the other buffers
+    as they are. `parameters`, `float_buffers` and `other_buffers` are in the model's order, shared tensors
+    once, and so are the lists of their entries.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -75,6 +76,12 @@ class FlatLayout:
         floats = [(name, buffer) for name, buffer in buffers if buffer.is_floating_point()]
         others = [(name, buffer) for name, buffer in buffers if not buffer.is_floating_point()]
         self.parameters = [parameter for _, parameter in named]
+        self.half_precision = [
+            number
+            for number, parameter in enumerate(self.parameters)
+            if _sum_dtype(parameter.dtype) != parameter.dtype
+        ]
+        """The numbers of the parameters whose gradients are summed in a wider dtype than their own."""
         self._float_buffers = [_BufferPath(model, name) for name, _ in floats]
         self._other_buffers = [_BufferPath(model, name) for name, _ in others]
         self.groups = (*_groups([*named, *floats], summed=True), *_groups(others, summed=False))
@@ -86,6 +93,15 @@ class FlatLayout:
         self.parameter_entries = [indexes[name, True] for name, _ in named]
         self.float_buffer_entries = [indexes[name, True] for name, _ in floats]
         self.other_buffer_entries = [indexes[name, False] for name, _ in others]
+
+    def dtype(self, index: EntryIndex) -> torch.dtype:
+        """The dtype in which an entry is summed."""
+        return self.groups[index[0]].dtype
+
+    def zeros(self, index: EntryIndex) -> torch.Tensor:
+        """A zero of an entry's shape."""
+        group, entry = index
+        return torch.zeros(self.groups[group].entries[entry].shape, dtype=self.groups[group].dtype)
 
     @property
     def float_buffers(self) -> list[torch.Tensor]:
@@ -108,10 +124,15 @@ def entries_at(values: Entries, indexes: Sequence[EntryIndex]) -> list[torch.Ten
     return [values[group][entry] for group, entry in indexes]
 
 
+def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16) else dtype
+
+
 def _groups(named: Sequence[tuple[str, torch.Tensor]], *, summed: bool) -> list[FlatGroup]:
     by_dtype: dict[torch.dtype, list[tuple[str, torch.Tensor]]] = {}
     for name, tensor in named:
-        by_dtype.setdefault(tensor.dtype, []).append((name, tensor))
+        dtype = _sum_dtype(tensor.dtype) if summed else tensor.dtype
+        by_dtype.setdefault(dtype, []).append((name, tensor))
     groups = []
     for dtype, members in by_dtype.items():
         entries, offset = [], 0

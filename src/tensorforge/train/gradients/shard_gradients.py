@@ -100,9 +100,29 @@ class StepGradients:
         """
         shard = self._shard()
         shard.is_touched = True
+        with self._hooked(lambda number: self._hook(number, ready)):
+            yield
+
+    @contextmanager
+    def counting(self) -> Iterator[list[int]]:
+        """Count, per parameter, how often the backward pass inside accumulates its gradient."""
+        counts = [0] * len(self._layout.parameters)
+
+        def count(number: int) -> Callable[[torch.Tensor], None]:
+            def seen(_parameter: torch.Tensor) -> None:
+                counts[number] += 1
+
+            return seen
+
+        with self._hooked(count):
+            yield counts
+
+    @contextmanager
+    def _hooked(self, make: Callable[[int], Callable[[torch.Tensor], None]]) -> Iterator[None]:
+        """Call `make(number)`'s result inside whenever a parameter's gradient was accumulated."""
         parameters: list[Any] = self._layout.parameters
         hooks = [
-            parameter.register_post_accumulate_grad_hook(self._hook(number, ready))
+            parameter.register_post_accumulate_grad_hook(make(number))
             for number, parameter in enumerate(parameters)
             if parameter.requires_grad
         ]
@@ -117,8 +137,8 @@ class StepGradients:
             shard = self._shard()
             if shard.taken[number]:
                 raise ConflictError(
-                    "a parameter got its gradient twice in one backward pass, as reentrant activation "
-                    "checkpointing does; use the other kind (use_reentrant=False)"
+                    "a parameter got its gradient twice in one backward pass, but once in the first one: "
+                    "reentrant activation checkpointing must be used from the first step on, or never"
                 )
             self._take(shard, number, parameter)
             ready(self._layout.parameter_entries[number])
@@ -129,10 +149,34 @@ class StepGradients:
         """Add a parameter's gradient, zero if it has none, to the sums, and clear it."""
         gradient = parameter.grad
         shard.taken[number] = True
-        shard.uses[number] = gradient is not None
-        value = torch.zeros_like(parameter) if gradient is None else _dense(gradient, parameter)
-        shard.add(self._layout.parameter_entries[number], value)
+        index = self._layout.parameter_entries[number]
+        earlier = shard.earlier.pop(number, None)
+        shard.uses[number] = gradient is not None or earlier is not None
+        value = (
+            self._layout.zeros(index)
+            if gradient is None
+            else self._summand(index, gradient, parameter)
+        )
+        shard.add(index, value if earlier is None else earlier.add_(value))
         parameter.grad = None
+
+    def _summand(
+        self, index: EntryIndex, gradient: torch.Tensor, parameter: torch.Tensor
+    ) -> torch.Tensor:
+        return _dense(gradient, parameter).to(self._layout.dtype(index))
+
+    def end_micro_batch(self) -> None:
+        """Take the gradients of half-precision parameters, to sum micro-batches in full precision."""
+        shard = self._shard()
+        for number in self._layout.half_precision:
+            parameter = self._layout.parameters[number]
+            if parameter.grad is None:
+                continue
+            index = self._layout.parameter_entries[number]
+            value = self._summand(index, parameter.grad, parameter)
+            earlier = shard.earlier.get(number)
+            shard.earlier[number] = value if earlier is None else earlier.add_(value)
+            parameter.grad = None
 
     def end_shard(self, share: float, metrics: list[float]) -> None:
         """Take the remaining gradients and the buffers; `share` is the shard's part of the step's samples."""
@@ -146,7 +190,8 @@ class StepGradients:
                 layout.float_buffer_entries, layout.float_buffers, self._initial_floats, strict=True
             )
             for index, buffer, initial in floats:
-                shard.add(index, (buffer - initial).mul_(share))
+                dtype = layout.dtype(index)
+                shard.add(index, (buffer.to(dtype) - initial.to(dtype)).mul_(share))
             for index, buffer in zip(
                 layout.other_buffer_entries, layout.other_buffers, strict=True
             ):
@@ -159,11 +204,8 @@ class StepGradients:
         opened = self._open = self._open_shard(shard)
         opened.is_touched = True
         with torch.no_grad():
-            indexes = (*layout.parameter_entries, *layout.float_buffer_entries)
-            for index, like in zip(
-                indexes, (*layout.parameters, *layout.float_buffers), strict=True
-            ):
-                opened.add(index, torch.zeros_like(like))
+            for index in (*layout.parameter_entries, *layout.float_buffer_entries):
+                opened.add(index, layout.zeros(index))
             for index, initial in zip(
                 layout.other_buffer_entries, self._initial_others, strict=True
             ):
@@ -198,6 +240,10 @@ class StepGradients:
             for sibling, _ in shard.merges:
                 del self._sums[sibling]
 
+    def parameter_sums(self, total: Entries) -> list[torch.Tensor]:
+        """The summed gradients of the parameters in `total`, not their copies."""
+        return entries_at(total, self._layout.parameter_entries)
+
     def install(self, total: Entries, used: Sequence[bool]) -> None:
         """Make the step's sum the model's gradient and advance the buffers.
 
@@ -206,7 +252,7 @@ class StepGradients:
         layout = self._layout
         gradients = entries_at(total, layout.parameter_entries)
         for parameter, gradient, is_used in zip(layout.parameters, gradients, used, strict=True):
-            parameter.grad = gradient if is_used else None
+            parameter.grad = gradient.to(parameter.dtype) if is_used else None
         with torch.no_grad():
             changes = entries_at(total, layout.float_buffer_entries)
             floats = zip(layout.float_buffers, self._initial_floats, changes, strict=True)
@@ -233,6 +279,8 @@ class _OpenShard:
     target: Entries
     uses: torch.Tensor
     taken: list[bool] = field(init=False)
+    earlier: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Parameter → the sum of its gradient over the micro-batches before the current one."""
     is_touched: bool = False
     """Whether some of the shard may have been added to its siblings' sums."""
 

@@ -87,13 +87,11 @@ def decide(reports: Sequence[MemberReport]) -> Decision:
 class Agreement:
     """The outcome on this member.
 
-    `healed_bytes`: what this member sent or received. `rolled_forward`: whether this member has committed
-    the step that it had prepared. `finished_nodes`: the nodes of the next step that each member has
-    finished.
+    `healed_bytes`: what this member sent or received. `finished_nodes`: the nodes of the next step that each
+    member has finished.
     """
 
     healed_bytes: int
-    rolled_forward: bool
     digest: str
     finished_nodes: tuple[tuple[Node, ...], ...]
 
@@ -103,15 +101,17 @@ def agree(
     state: TrainingState,
     *,
     prepared: PreparedStep | None,
+    commit: Callable[[PreparedStep], None],
     generation: int,
     restore: Callable[[], None] | None,
     finished_nodes: Callable[[], tuple[Node, ...]],
 ) -> Agreement:
     """Bring all members to one state.
 
-    If no member has committed a step, rank 0 calls `restore`, which loads a checkpoint if there is one.
-    `finished_nodes` is called once the state is settled; it returns the nodes of the next step that are
-    complete on this member.
+    `commit` is called with `prepared` if the members decide to roll it forward; that is final, even if the
+    group breaks afterwards. If no member has committed a step, rank 0 calls `restore`, which loads a
+    checkpoint if there is one. `finished_nodes` is called once the state is settled; it returns the nodes
+    of the next step that are complete on this member.
     """
     hashed = fingerprint(state)
 
@@ -129,10 +129,9 @@ def agree(
     decision = decide(reports)
     rank = 0 if group is None else group.rank
     if rank in decision.roll_forward and prepared is not None:
-        state.commit(prepared)
+        commit(prepared)
     if group is None:
-        digest = state.capture().digest().hex()
-        return Agreement(0, bool(decision.roll_forward), digest, (finished_nodes(),))
+        return Agreement(0, state.capture().digest().hex(), (finished_nodes(),))
     return _heal(group, state, decision, finished_nodes)
 
 
@@ -179,7 +178,6 @@ def _heal(
         healed = _transfer(group, state, donors, newcomers, expected=expected)
     return Agreement(
         healed,
-        group.rank in decision.roll_forward,
         expected.hex(),
         tuple(
             () if rank in newcomers else tuple((low, high) for low, high in answer[1])

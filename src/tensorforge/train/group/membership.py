@@ -13,7 +13,8 @@ from datetime import timedelta
 from typing import Any, Protocol
 
 from tensorforge.cluster.committed_step import CommittedStep
-from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import AdaptationStrategy, ElasticTrainingConfig
+from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
@@ -38,7 +39,7 @@ class Membership(Protocol):
 
     @property
     def config(self) -> ElasticTrainingConfig:
-        """The cluster's settings."""
+        """The cluster's settings; they are known once `connect` has returned."""
         ...
 
     def connect(
@@ -46,8 +47,13 @@ class Membership(Protocol):
         rescaling_requested: Callable[[RescalingEvent], None],
         run_ended: Callable[[RunEnd], None],
         fenced: Callable[[str], None],
+        *,
+        terms: Mapping[str, str],
+        goal: Goal,
     ) -> None:
-        """Join the cluster. From then on any thread may call the callbacks, which must not block.
+        """Join the cluster, whose terms and goal must be these.
+
+        From then on any thread may call the callbacks, which must not block.
 
         `rescaling_requested`: a generation begins in which this worker is a member or stops being one.
         `run_ended`: the run is over. `fenced`: the cluster has given this worker up for dead and goes on.
@@ -80,16 +86,24 @@ class Membership(Protocol):
         """Report that the group broke for a reason that is not known here."""
         ...
 
-    def leave(self, reason: str) -> bool:
-        """Ask for a generation without this worker; `False` if no coordinator can make one."""
+    def leave(self, reason: str, *, together: bool) -> bool:
+        """Ask for a generation without this worker; `False` if no coordinator can make one.
+
+        `together`: all members of the generation ask for it after the same step.
+        """
+        ...
+
+    @property
+    def leave_refused(self) -> str | None:
+        """Why this worker, which asked to leave, cannot: nobody can take over its state. `None` otherwise."""
         ...
 
     def wait_for_release(self, timeout: float) -> bool:
         """Wait until the other workers have formed a generation without this one; return whether they have."""
         ...
 
-    def finish(self, reason: str) -> None:
-        """Report that training is complete on all members."""
+    def finish(self, reason: str, *, committed_step: int, epoch: int) -> None:
+        """Report that training is over on all members after this step; `epoch` is the next step's."""
         ...
 
     def abort(self, reason: str, traceback: str) -> None:
@@ -139,14 +153,17 @@ class FixedMembership:
 
     @property
     def config(self) -> ElasticTrainingConfig:
-        """The default settings."""
-        return ElasticTrainingConfig()
+        """The default settings; a number of processes that never changes needs no adaptation."""
+        return ElasticTrainingConfig(lr_adaptation_strategy=AdaptationStrategy.NONE)
 
     def connect(
         self,
         rescaling_requested: Callable[[RescalingEvent], None],
         run_ended: Callable[[RunEnd], None],  # noqa: ARG002
         fenced: Callable[[str], None],  # noqa: ARG002
+        *,
+        terms: Mapping[str, str],  # noqa: ARG002
+        goal: Goal,  # noqa: ARG002
     ) -> None:
         """Announce the only generation."""
         empty = ClusterTopology()
@@ -198,15 +215,20 @@ class FixedMembership:
             "start it with `tensorforge run` to survive that"
         )
 
-    def leave(self, reason: str) -> bool:  # noqa: ARG002
+    def leave(self, reason: str, *, together: bool) -> bool:  # noqa: ARG002
         """Refuse: the other processes cannot go on without this one."""
         return False
+
+    @property
+    def leave_refused(self) -> str | None:
+        """Always `None`: `leave` refuses at once."""
+        return None
 
     def wait_for_release(self, timeout: float) -> bool:  # noqa: ARG002
         """Return at once: no coordinator has to release this process."""
         return True
 
-    def finish(self, reason: str) -> None:
+    def finish(self, reason: str, *, committed_step: int, epoch: int) -> None:
         """Do nothing: all processes end by themselves."""
 
     def abort(self, reason: str, traceback: str) -> None:

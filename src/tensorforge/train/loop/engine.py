@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
@@ -13,7 +14,6 @@ from tensorforge.train.data.shard_plane import ShardPlane
 from tensorforge.train.gradients.flat_layout import Entries, FlatLayout
 from tensorforge.train.gradients.reduction import Exchange, TreeReduction
 from tensorforge.train.gradients.shard_gradients import (
-    EntryReady,
     StepGradients,
     usage_and_metrics,
 )
@@ -51,8 +51,15 @@ class StepEngine:
         self._metrics = ("loss", *self.config.metrics)
         self._attempt: _Attempt | None = None
         self._exchange: Exchange | None = None
+        self._accumulates_once: bool | None = None
+        """Whether each gradient is final after one accumulation; `None` until a backward pass was watched."""
         self._shares: tuple[Share, ...] = ()
         self.prepared: PreparedStep | None = None
+
+    @property
+    def loss_scale(self) -> float:
+        """The factor of this step's loss; 1 without loss scaling."""
+        return self._state.loss_scale.value
 
     def finished_nodes(self) -> tuple[Node, ...]:
         """The nodes that a failed attempt has finished here, if the next attempt will have the same samples."""
@@ -112,14 +119,41 @@ class StepEngine:
             gradients=self._attempt.gradients,
         )
 
-    def begin_exchange(self, step: Step) -> EntryReady | None:
-        """Begin to send sums during the last backward pass; `None` if sending them afterwards is as good."""
+    def committed_step(self, prepared: PreparedStep, batches: BatchLoader) -> Step:
+        """A step that is committed already: nothing to compute, and its `commit` returns `True`."""
+        step = Step(
+            self,
+            batches,
+            number=prepared.step,
+            epoch=prepared.epoch,
+            taken=prepared.taken,
+            compute=(),
+            gradients=prepared.gradients,
+        )
+        step.metrics, step.is_committed = prepared.metrics, True
+        return step
+
+    @contextmanager
+    def last_backward(self, step: Step) -> Iterator[None]:
+        """Send sums while the last backward pass goes on inside, if that pays and the model allows it.
+
+        A gradient may be sent once it is final. That is known when autograd has accumulated it, unless autograd
+        does so several times in one pass, as with reentrant activation checkpointing. The first pass finds out.
+        """
         group = self.session.group
         if group is None or not self._reduction.overlaps or self.session.interrupted:
-            return None
-        sums = step.gradients.planned_sums(self._reduction.send_buffer(group.world_size))
-        self._exchange = self._reduction.begin(group, self._nodes(), sums, early=True)
-        return self._exchange.entry_ready
+            yield
+        elif self._accumulates_once is None:
+            with step.gradients.counting() as counts:
+                yield
+            self._accumulates_once = max(counts, default=0) <= 1
+        elif self._accumulates_once:
+            sums = step.gradients.planned_sums(self._reduction.send_buffer(group.world_size))
+            self._exchange = self._reduction.begin(group, self._nodes(), sums, early=True)
+            with step.gradients.collecting(self._exchange.entry_ready):
+                yield
+        else:
+            yield
 
     def abandon_exchange(self) -> None:
         """Give up the exchange that is under way, if any, and the group with it."""

@@ -14,6 +14,8 @@ import torch
 from torch import nn
 
 from tensorforge.cluster.committed_step import CommittedStep
+from tensorforge.cluster.ended_runs import note_outcome
+from tensorforge.cluster.goal import Goal
 from tensorforge.environment import COORDINATOR
 from tensorforge.errors import (
     ClosedError,
@@ -30,6 +32,7 @@ from tensorforge.train.evaluation import Evaluation
 from tensorforge.train.group.agreement import agree
 from tensorforge.train.group.gloo_group import GenerationGroup, GroupAbortedError
 from tensorforge.train.group.membership import FixedMembership, Membership, RunEnd
+from tensorforge.train.group.run_terms import run_terms
 from tensorforge.train.group.session import FormOutcome, Requests, Session
 from tensorforge.train.loop.engine import StepEngine
 from tensorforge.train.loop.step import Step
@@ -38,6 +41,7 @@ from tensorforge.train.run_checkpoints import Checkpointer, CheckpointPlan
 from tensorforge.train.run_config import RunConfig
 from tensorforge.train.run_log import RunLog
 from tensorforge.train.signals import SignalHandlers
+from tensorforge.train.supported_models import check_devices, check_model
 from tensorforge.validation import whole_number
 
 
@@ -57,6 +61,12 @@ class Run:
 
     `before_update` is called before the optimizer's step, when the gradients of all workers are summed up in
     `.grad`. What it does must depend on the model alone.
+
+    `after_update` is called inside the commit, after optimizer and scheduler, on every worker, for every step
+    that updates the weights. What belongs to the state, such as an average of the weights or a target network,
+    is updated there (and passed in `stateful`): a step may be committed while the cluster changes, outside of
+    the loop, and checkpoints are taken right after it. `on_commit` is told of every committed step on every
+    worker; it is for whatever only watches, such as a logger.
     """
 
     def __init__(
@@ -71,12 +81,21 @@ class Run:
         loading: Loading | None = None,
         stateful: Mapping[str, Stateful] | None = None,
         before_update: Callable[[], None] | None = None,
+        after_update: Callable[[], None] | None = None,
+        on_commit: Callable[[CommittedStep], None] | None = None,
         evaluation: Evaluation | None = None,
         checkpoints: CheckpointPlan | None = None,
         membership: Membership | None = None,
     ) -> None:
+        check_model(model)
+        check_devices(model, frozenset({"cpu"}))
+        if checkpoints is not None:
+            checkpoints.require_known_metric(
+                ("loss", *config.metrics), has_evaluation=evaluation is not None
+            )
         self.model = model
         self.config = config
+        self._dataset = dataset
         self._loading = loading or Loading()
         self._batches: BatchLoader = BatchSource(dataset, config, collate_fn)
         self.state = TrainingState(
@@ -87,14 +106,20 @@ class Run:
             scheduler=scheduler,
             stateful=stateful,
             before_update=before_update,
+            after_update=after_update,
         )
+        self._on_commit = on_commit
         self._plane = _shard_plane(dataset, config, self._loading)
         self._membership = membership if membership is not None else default_membership(self._plane)
         self._session = Session(self._membership)
         self._engine = StepEngine(self.state, self._session, self._plane, self._after_commit)
         self._evaluation = evaluation
         self._log = RunLog.from_environment(self._membership.worker_id.id)
-        self._checkpointer = None if checkpoints is None else Checkpointer(checkpoints, self._log)
+        self._checkpointer = (
+            None
+            if checkpoints is None
+            else Checkpointer(checkpoints, self._log, evaluation=evaluation)
+        )
         self._last_metrics: dict[str, float] = {}
         self._signals = SignalHandlers(
             {
@@ -103,6 +128,8 @@ class Run:
             }
         )
         self._is_open = False
+        self._rolled_forward: PreparedStep | None = None
+        """A step that was committed while the group was formed, until the loop has been told of it."""
         self._digest = ""
         self.outcome: str | None = None
         """How the run ended here: `"complete"`, `"stopped"` or `"left"`."""
@@ -179,16 +206,22 @@ class Run:
     def steps(self, *, epochs: int | None = None, total: int | None = None) -> Iterator[Step]:
         """Yield one attempt at a step after another, until `epochs` are over or `total` steps are committed.
 
-        Both count from the beginning of the run, so all workers end at the same step, also those that
-        joined late or resumed from a checkpoint.
+        `step.commit()` returns `True` once for each step. A step that was committed while the cluster changed
+        is yielded once more for that, with no batches left to compute. `epochs` and `total`
+        count from the beginning of the run, so all workers end at the same step, also those that joined late or
+        resumed from a checkpoint.
         """
-        goal = _Goal(epochs, total)
-        self._connect()
+        goal = _goal(epochs, total)
+        self._connect(goal)
         while True:
             if not self._session.is_formed and not self._form(goal):
                 return
-            if self._session.is_stopping or goal.is_reached(self.state):
-                if self._finish():
+            if self._rolled_forward is not None:
+                yield self._engine.committed_step(self._rolled_forward, self._batches)
+                self._rolled_forward = None
+                continue
+            if self._session.is_stopping or self._is_reached(goal):
+                if self._finish(goal):
                     return
                 continue
             if not self._evaluate_if_due():
@@ -202,21 +235,25 @@ class Run:
             if not step.is_committed:
                 step.gradients.restore_buffers()
 
-    def _connect(self) -> None:
+    def _is_reached(self, goal: Goal) -> bool:
+        return goal.is_reached(self.state.committed_step, self.state.epoch)
+
+    def _connect(self, goal: Goal) -> None:
         if self.outcome is not None:
             raise ClosedError(f"this run is over: {self.outcome}")
         if not self._is_open:
             self._start_loading()
             self._is_open = True
             self._signals.install()
-            self._session.connect()
+            self._session.connect(run_terms(self.state, self.config, self._dataset), goal)
+            self.state.adopt_strategy(self._membership.config.lr_adaptation_strategy)
 
     def _start_loading(self) -> None:
         # Before there are connections and signal handlers, which the processes would inherit.
         if self._loading.num_workers and isinstance(self._batches, BatchSource):
             self._batches = LoadingProcesses(self._batches, self._loading, self._engine.upcoming)
 
-    def _form(self, goal: _Goal) -> bool:
+    def _form(self, goal: Goal) -> bool:
         """Become a member of a working group; return `False` if the run has ended here instead."""
         outcome = self._session.form(self._position, self._agree)
         if outcome is FormOutcome.MEMBER:
@@ -232,10 +269,10 @@ class Run:
             return False
         return self._end_with_the_run(goal)
 
-    def _end_with_the_run(self, goal: _Goal) -> bool:
+    def _end_with_the_run(self, goal: Goal) -> bool:
         """Note how the run ended for all workers; raise `TrainingAbortedError` if it was aborted."""
         end = self._session.ended or RunEnd("aborted", "the run has ended")
-        if goal.is_reached(self.state):
+        if end.outcome == "completed" and self._is_reached(goal):
             self._end("complete", end.reason)
         elif end.outcome == "completed":
             self._end("left", "the run was completed without this worker")
@@ -259,13 +296,12 @@ class Run:
             group,
             self.state,
             prepared=prepared,
+            commit=self._roll_forward,
             generation=self._session.last_formed_generation,
             restore=restore,
             finished_nodes=self._engine.finished_nodes,
         )
         self._engine.prepared = None
-        if agreement.rolled_forward and prepared is not None:
-            self._report(prepared)
         self._digest = agreement.digest
         moved = {"state_bytes": agreement.healed_bytes}
         if self._plane is not None and self._session.topology is not None:
@@ -283,6 +319,13 @@ class Run:
         self._engine.divide(agreement.finished_nodes)
         return moved
 
+    def _roll_forward(self, step: PreparedStep) -> None:
+        """Commit a step whose vote was not known here when its group broke."""
+        self.state.commit(step)
+        self._engine.prepared = None
+        self._rolled_forward = step
+        self._report(step)
+
     def _after_commit(self, step: PreparedStep, requests: Requests) -> None:
         self._report(step)
         if self._checkpointer is not None:
@@ -290,7 +333,6 @@ class Run:
                 self.state,
                 step.metrics,
                 rank=self._session.rank,
-                generation=self._session.generation,
                 failures=len(self._session.formations) - 1,
                 is_leaving=bool(requests.leave),
             )
@@ -305,9 +347,12 @@ class Run:
             learning_rate=self.state.applied_rate,
             samples=sum(part.size for part in step.taken),
             metrics=step.metrics,
+            is_skipped=step.is_skipped,
         )
         self._membership.report(committed)
         self._log.commit(self._session.rank, step.workers, committed)
+        if self._on_commit is not None:
+            self._on_commit(committed)
 
     def _evaluate_if_due(self) -> bool:
         """Evaluate if an evaluation is due; return `False` if the group broke meanwhile."""
@@ -322,9 +367,13 @@ class Run:
         self.state.evaluated_step = self.state.committed_step
         evaluation.results[self.state.committed_step] = values
         self._log.write("evaluation", step=self.state.committed_step, metrics=values)
+        if self._checkpointer is not None:
+            self._checkpointer.after_evaluation(
+                self.state, self._last_metrics, rank=self._session.rank
+            )
         return True
 
-    def _finish(self) -> bool:
+    def _finish(self, goal: Goal) -> bool:
         """End the run together with the other members; return `False` if the group broke before that.
 
         After the barrier every member is known to have committed the last step.
@@ -336,17 +385,18 @@ class Run:
             self._session.abandon_group(error)
             return False
         if self._session.rank == 0 and self._checkpointer is not None:
-            self._checkpointer.after_last_step(
-                self.state, self._last_metrics, generation=self._session.generation
-            )
-        outcome = "stopped" if self._session.is_stopping else "complete"
-        reason = self._session.stop_reason or outcome
-        self._membership.finish(reason)
-        self._end(outcome, reason)
+            self._checkpointer.after_last_step(self.state, self._last_metrics)
+        outcome = "complete" if self._is_reached(goal) else "stopped"
+        reason = self._session.stop_reason or ""
+        self._membership.finish(
+            reason, committed_step=self.state.committed_step, epoch=self.state.epoch
+        )
+        self._end(outcome, reason or outcome)
         return True
 
     def _end(self, outcome: str, reason: str) -> None:
         self.outcome = outcome
+        note_outcome(outcome)
         self._log.write(
             "final",
             outcome=outcome,
@@ -360,20 +410,13 @@ class Run:
         self.close()
 
 
-class _Goal:
-    def __init__(self, epochs: int | None, total: int | None) -> None:
-        if (epochs is None) == (total is None):
-            raise InvalidInputError("steps: say how far to go, with either `epochs` or `total`")
-        for name, value in (("epochs", epochs), ("total", total)):
-            if value is not None:
-                whole_number(name, value, least=0)
-        self._epochs = epochs
-        self._total = total
-
-    def is_reached(self, state: TrainingState) -> bool:
-        if self._total is not None:
-            return state.committed_step + 1 >= self._total
-        return state.epoch >= (self._epochs or 0)
+def _goal(epochs: int | None, total: int | None) -> Goal:
+    if (epochs is None) == (total is None):
+        raise InvalidInputError("steps: say how far to go, with either `epochs` or `total`")
+    for name, value in (("epochs", epochs), ("total", total)):
+        if value is not None:
+            whole_number(name, value, least=0)
+    return Goal(steps=total, epochs=epochs)
 
 
 def _shard_plane(dataset: Any, config: RunConfig, loading: Loading) -> ShardPlane | None:

@@ -26,7 +26,9 @@ class Step:
     """One attempt at a step: the shards that this worker computes, their gradients, and the commit.
 
     `number` counts optimizer steps from 0, over all epochs. `samples` is the size of the batch over all
-    workers. After a successful commit `metrics` holds the batch's loss and whatever was logged.
+    workers. A step that was committed while the cluster changed comes once more, with no batches, so that the
+    code after its commit runs. After a successful commit `metrics` holds the batch's loss and whatever was
+    logged.
     """
 
     def __init__(
@@ -106,16 +108,17 @@ class Step:
                 "pass more=True to all calls but the last"
             )
         with self._collecting(is_last=self._is_last_of_shard and not more):
-            torch.autograd.backward(loss * weight)
+            torch.autograd.backward(loss * (weight * self._engine.loss_scale))
         self._is_done_with_batch = not more
+        if not more and not self._is_last_of_shard:
+            self.gradients.end_micro_batch()
         self._values[0] += float(loss.detach()) * weight
 
     def _collecting(self, *, is_last: bool) -> AbstractContextManager[None]:
         """In the last backward pass of the step, send each gradient on as soon as autograd has computed it."""
-        ready = None
         if is_last and len(self._todo) == 1:
-            ready = self._engine.begin_exchange(self)
-        return nullcontext() if ready is None else self.gradients.collecting(ready)
+            return self._engine.last_backward(self)
+        return nullcontext()
 
     def log(self, **metrics: float | torch.Tensor) -> None:
         """Note values of the current batch, means over its samples; they are averaged over the step."""
@@ -140,7 +143,10 @@ class Step:
         `run.steps()`, with only the missing shards to compute.
         """
         if self.is_committed:
-            raise ConflictError(f"step {self.number} is committed already")
+            if self.was_tried:
+                raise ConflictError(f"step {self.number} is committed already")
+            self.was_tried = True  # committed while the cluster changed; this tells the loop
+            return True
         if self._todo and not self._engine.session.interrupted:
             raise ConflictError(
                 f"step {self.number}: batches of {len(self._todo)} shards were not taken; "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -14,10 +14,11 @@ from tensorforge.cluster.elastic_config import AdaptationStrategy
 from tensorforge.data.plan.ledger import Ledger
 from tensorforge.data.plan.shards import DataShard
 from tensorforge.elastic.learning_rate import adapt_learning_rate
-from tensorforge.errors import EncodingError, IntegrityError, InvalidInputError
+from tensorforge.errors import ConflictError, EncodingError, IntegrityError, InvalidInputError
 from tensorforge.train.gradients.flat_layout import Entries
 from tensorforge.train.gradients.shard_gradients import StepGradients
 from tensorforge.train.loop.flat_state import FlatState, flatten, unflatten
+from tensorforge.train.loop.loss_scaling import LossScale
 from tensorforge.train.run_config import RunConfig
 from tensorforge.wording import counted
 
@@ -41,7 +42,7 @@ class PreparedStep:
     """A step whose gradient is complete on this member, with all that is needed to commit it.
 
     `taken` is what each shard gives to the step, `total` the summed gradient, `used` says for each parameter
-    whether any shard used it.
+    whether any shard used it. After the commit `is_skipped` says whether loss scaling skipped the update.
     """
 
     step: int
@@ -52,6 +53,7 @@ class PreparedStep:
     total: Entries
     used: list[bool]
     metrics: dict[str, float]
+    is_skipped: bool = False
 
 
 class TrainingState:
@@ -67,21 +69,37 @@ class TrainingState:
         scheduler: Stateful | None = None,
         stateful: Mapping[str, Stateful] | None = None,
         before_update: Callable[[], None] | None = None,
+        after_update: Callable[[], None] | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.config = config
         self.ledger = Ledger(size, config.shards)
         self.base_workers = config.base_workers
-        if config.strategy is AdaptationStrategy.NONE:
-            self.base_workers = 1  # unused with NONE; pinned to 1 so that digests agree
+        self._strategy = config.strategy
+        self.adopt_strategy(AdaptationStrategy.NONE)
         self.evaluated_step = -1
         self.epochs_proven = 0
+        self.loss_scale = LossScale(config.loss_scaling)
+        self.skipped_steps = 0
+        """How many committed steps updated nothing, because their gradient was not finite."""
+        self.skipped_samples = 0
         self.applied_rate = 0.0
         """The learning rate of the optimizer's first group in the last step that was committed here."""
         self._scheduler = scheduler
         self._stateful = dict(stateful or {})
         self._before_update = before_update
+        self._after_update = after_update
+        self._is_updating = False
+        optimizer.register_step_pre_hook(self._refuse_foreign_step)
+
+    def adopt_strategy(self, strategy: AdaptationStrategy) -> None:
+        """Adapt to the number of workers by `strategy`, unless the run's own settings name one."""
+        chosen = self._strategy or strategy
+        self.config = replace(self.config, strategy=chosen)
+        # Unused with NONE; pinned to 1 so that digests agree.
+        is_fixed = chosen is AdaptationStrategy.NONE
+        self.base_workers = 1 if is_fixed else self.config.base_workers
 
     @property
     def committed_step(self) -> int:
@@ -121,30 +139,68 @@ class TrainingState:
 
     def _adapted(self, rate: float, workers: int) -> float:
         base = self.base_workers or workers
-        return adapt_learning_rate(rate, base, workers, self.config.strategy)
+        strategy = self.config.strategy or AdaptationStrategy.NONE
+        return adapt_learning_rate(rate, base, workers, strategy)
 
     def commit(self, prepared: PreparedStep) -> None:
-        """Apply a prepared step: weights, buffers, learning rates and ledger change together."""
+        """Apply a prepared step: weights, buffers, learning rates and ledger change together.
+
+        A step whose gradient is not finite under loss scaling consumes its samples and updates nothing but the
+        buffers and the scale.
+        """
         rate = float(self.optimizer.param_groups[0]["lr"])
         self.applied_rate = self._adapted(rate, prepared.workers)
+        is_finite = self.loss_scale.unscale(prepared.gradients.parameter_sums(prepared.total))
         prepared.gradients.install(prepared.total, prepared.used)
+        ledger = self._ledger_after(prepared)
+        if is_finite:
+            self._update(prepared.workers, is_new_epoch=ledger.epoch != self.epoch)
+        else:
+            self.skipped_steps += 1
+            self.skipped_samples += sum(part.size for part in prepared.taken)
+        prepared.is_skipped = not is_finite
+        self.optimizer.zero_grad(set_to_none=True)
+        self.loss_scale.advance(applied=is_finite)
+        self.ledger = ledger
+        if is_finite and self._after_update is not None:
+            self._after_update()
+
+    def _update(self, workers: int, *, is_new_epoch: bool) -> None:
+        """Clip the gradient, update the weights and advance the scheduler."""
         if self.config.clip_grad_norm is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip_grad_norm)
         if self._before_update is not None:
             self._before_update()
-        with self._rates_for(prepared.workers):
+        with self._rates_for(workers), self._updating():
             self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
+        if self._scheduler is not None and (self.config.schedule_every == "step" or is_new_epoch):
+            self._scheduler.step()  # type: ignore[attr-defined]  # every scheduler has it
+
+    @contextmanager
+    def _updating(self) -> Iterator[None]:
+        self._is_updating = True
+        try:
+            yield
+        finally:
+            self._is_updating = False
+
+    def _refuse_foreign_step(self, *_: object) -> None:
+        """Raise if the script itself calls `optimizer.step()`, for example through a GradScaler."""
+        if not self._is_updating:
+            raise ConflictError(
+                "optimizer.step() was called outside of the commit. step.commit() updates the weights, on "
+                "all workers or on none: remove the call. For loss scaling instead of a GradScaler use "
+                "RunConfig(loss_scaling=LossScaling())"
+            )
+
+    def _ledger_after(self, prepared: PreparedStep) -> Ledger:
+        """The ledger with the step's samples consumed; of the next epoch if they were the last ones."""
         ledger = _committed(self.ledger, prepared.step, prepared.taken)
         if ledger.is_complete:
             ledger.prove()
             self.epochs_proven += 1
             ledger = ledger.next_epoch()
-        if self._scheduler is not None and (
-            self.config.schedule_every == "step" or ledger.epoch != self.ledger.epoch
-        ):
-            self._scheduler.step()  # type: ignore[attr-defined]  # every scheduler has it
-        self.ledger = ledger
+        return ledger
 
     @contextmanager
     def _rates_for(self, workers: int) -> Iterator[None]:
@@ -188,6 +244,19 @@ class TrainingState:
                 "evaluated_step": self.evaluated_step,
                 "epochs_proven": self.epochs_proven,
             },
+            **self._scaling_state(),
+        }
+
+    def _scaling_state(self) -> dict[str, Any]:
+        """Empty without loss scaling, so that states without it are those of earlier versions."""
+        if self.config.loss_scaling is None:
+            return {}
+        return {
+            "loss_scaling": {
+                **self.loss_scale.state_dict(),
+                "skipped_steps": self.skipped_steps,
+                "skipped_samples": self.skipped_samples,
+            }
         }
 
     def restore(self, flat: FlatState) -> None:
@@ -254,6 +323,10 @@ class TrainingState:
         self.base_workers = progress["base_workers"]
         self.evaluated_step = progress["evaluated_step"]
         self.epochs_proven = progress["epochs_proven"]
+        if "loss_scaling" in state and self.config.loss_scaling is not None:
+            self.loss_scale.load_state_dict(state["loss_scaling"])
+            self.skipped_steps = state["loss_scaling"]["skipped_steps"]
+            self.skipped_samples = state["loss_scaling"]["skipped_samples"]
 
     def require_exactly_once(self) -> str:
         """Prove that each sample was in exactly one committed step; return the proof in words."""
@@ -263,7 +336,13 @@ class TrainingState:
                 f"{self.epochs_proven} epochs were proven complete, but {self.ledger.epoch} are over"
             )
         done = f"{counted(self.epochs_proven, 'epoch')} complete; " if self.epochs_proven else ""
-        return f"{done}{proof}"
+        skipped = ""
+        if self.skipped_steps:
+            steps = counted(self.skipped_steps, "step")
+            skipped = (
+                f"; {counted(self.skipped_samples, 'sample')} in {steps} skipped by loss scaling"
+            )
+        return f"{done}{proof}{skipped}"
 
 
 def _committed(ledger: Ledger, step: int, taken: tuple[DataShard, ...]) -> Ledger:

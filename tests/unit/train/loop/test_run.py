@@ -9,6 +9,8 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from tensorforge.errors import ClosedError, ConflictError, InvalidInputError
 from tensorforge.train import Evaluation, Run, RunConfig
+from tensorforge.train.group.gloo_group import GroupAbortedError
+from tensorforge.train.run_log import read_run_logs
 
 
 def dataset(size=50):
@@ -208,3 +210,31 @@ def test_a_model_without_parameters_is_refused():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(InvalidInputError, match="no parameter"):
         Run(model, optimizer, dataset(), RunConfig(batch_size=4))
+
+
+class BreakingGroup:
+    """Two members that have prepared the same step; it breaks when they have exchanged their reports."""
+
+    rank, world_size = 0, 2
+
+    def all_gather(self, into, tensor):
+        into.copy_(tensor.repeat(2))
+
+    def gather_bytes(self, data):
+        raise GroupAbortedError("a test")
+
+
+def test_a_step_that_is_rolled_forward_is_logged_even_if_the_group_breaks_then(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setenv("TENSORFORGE_RUN_DIR", str(tmp_path))
+    run = make()
+    step = next(run.steps(total=5))
+    for x, y in step.batches():
+        step.backward(F.cross_entropy(run.model(x), y))
+    run._engine.prepared = run._engine._prepare(step)
+    with pytest.raises(GroupAbortedError):
+        run._agree(BreakingGroup())
+    run.close()
+    assert run.state.committed_step == 0
+    assert [e["step"] for e in read_run_logs(tmp_path) if e["kind"] == "commit"] == [0]
