@@ -171,6 +171,7 @@ def test_mlflows_own_server_shows_our_models(tmp_path):
             **os.environ,
             "MLFLOW_TRACKING_TOKEN": server.token,
             "MLFLOW_DISABLE_TELEMETRY": "true",
+            "TMPDIR": str(tmp_path),
             "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
         }
         with (tmp_path / "mlflow.log").open("wb") as log:

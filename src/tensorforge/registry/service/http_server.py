@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import functools
 import os
 import socket
@@ -129,24 +128,22 @@ def _serve(granian: Any, interface: Any, settings: ServerSettings) -> None:
 
 @contextlib.contextmanager
 def exclusive_port(host: str, port: int) -> Iterator[None]:
-    """Make sure that no other server listens on the port, and that none of this user starts to meanwhile.
+    """Make sure that no other server listens on the port, and that none starts to meanwhile.
 
-    The server shares its port between its workers, so a second server could share it as well; a lock file
-    excludes that. `UnavailableError` if the port is taken.
+    The server shares its port between its workers, so a second server could share it as well. A local socket
+    that is named after the port, and that the system closes with the process, excludes that.
+    `UnavailableError` if the port is taken.
     """
-    path = Path(tempfile.gettempdir()) / f"tensorforge-serve-{os.getuid()}-{port}.lock"
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
+    with socket.socket(socket.AF_UNIX) as mark:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            mark.bind(f"\0tensorforge-serve-{port}")
             _try_to_bind(host, port)
         except OSError as error:
             raise UnavailableError(
-                f"port {port} of {host} cannot be used: {error.strerror or error}. Another server listens there"
+                f"port {port} of {host} cannot be used: {error.strerror or error}. "
+                "Another server listens there"
             ) from error
         yield
-    finally:
-        os.close(descriptor)
 
 
 def _try_to_bind(host: str, port: int) -> None:
