@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -30,13 +33,42 @@ def check_model(model: nn.Module) -> None:
     )
 
 
-def check_devices(model: nn.Module, supported: frozenset[str]) -> None:
-    """Raise `InvalidInputError` if parameters or buffers are on a device that no group can exchange."""
+def model_device(model: nn.Module) -> torch.device:
+    """The device of all parameters and buffers.
+
+    Raise `InvalidInputError`, naming the odd ones, if they are on several devices, or on one without streams.
+    """
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    odd = [f"{n} ({t.device})" for n, t in tensors if t.device.type not in supported]
-    _refuse(
-        odd, f"are on a device that this version cannot train on (it can on {', '.join(supported)})"
-    )
+    if not tensors:
+        return torch.device("cpu")
+    device = tensors[0][1].device
+    odd = [f"{name} ({tensor.device})" for name, tensor in tensors if tensor.device != device]
+    _refuse(odd, f"are on another device than {tensors[0][0]} ({device})")
+    if not _can_train(device):
+        _refuse([name for name, _ in tensors], f"are on {device}, a device without streams")
+    return device
+
+
+def _can_train(device: torch.device) -> bool:
+    return device.type == "cpu" or hasattr(torch.get_device_module(device), "Stream")
+
+
+def numerics(device: torch.device) -> list[str]:
+    """What decides which bits torch computes on a device, apart from the inputs, as text to compare."""
+    found = [
+        f"torch {torch.__version__}",
+        f"device {device.type}",
+        f"deterministic {torch.are_deterministic_algorithms_enabled()}",
+        f"float32 matmul {torch.get_float32_matmul_precision()}",
+    ]
+    if device.type == "cuda":
+        found += [
+            f"name {torch.cuda.get_device_name(device)}",
+            f"TF32 {torch.backends.cuda.matmul.allow_tf32} {torch.backends.cudnn.allow_tf32}",
+            f"cuDNN {torch.backends.cudnn.benchmark} {torch.backends.cudnn.deterministic}",
+            f"cuBLAS workspace {os.environ.get('CUBLAS_WORKSPACE_CONFIG', '')}",
+        ]
+    return found
 
 
 def _refuse(names: list[str], why: str) -> None:

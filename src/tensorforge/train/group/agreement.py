@@ -20,8 +20,9 @@ import xxhash
 from tensorforge.errors import IntegrityError, InvalidInputError
 from tensorforge.train.gradients.shard_tree import Node
 from tensorforge.train.group import healing
-from tensorforge.train.group.gloo_group import GenerationGroup
+from tensorforge.train.group.generation_group import GenerationGroup
 from tensorforge.train.loop.training_state import PreparedStep, TrainingState
+from tensorforge.train.supported_models import model_device, numerics
 
 NOTHING_PREPARED = -2
 
@@ -144,8 +145,9 @@ def _exchange_reports(group: GenerationGroup | None, own: MemberReport) -> list[
     odd = [r for r, report in enumerate(reports) if report.fingerprint != reports[0].fingerprint]
     if odd:
         raise InvalidInputError(
-            f"ranks {odd} have another model or other settings than rank 0: "
-            "all workers must run the same script with the same arguments"
+            f"ranks {odd} have another model or other settings than rank 0: all workers must run the same "
+            "script with the same arguments, on one kind of device, with one version and one set of "
+            "numerical settings of torch"
         )
     return reports
 
@@ -209,12 +211,13 @@ def _transfer(
 
 
 def fingerprint(state: TrainingState) -> int:
-    """A 62-bit hash of what must be the same on all workers: settings, shapes, optimizer, data set size."""
+    """A 62-bit hash of what must be the same on all workers: settings, shapes, optimizer, data, numerics."""
     parts = [
         repr(state.config),
         *(f"{n} {p.dtype} {tuple(p.shape)}" for n, p in state.model.named_parameters()),
         *(f"{n} {b.dtype} {tuple(b.shape)}" for n, b in state.model.named_buffers()),
         type(state.optimizer).__name__,
         str(state.ledger.size),
+        *numerics(model_device(state.model)),
     ]
     return xxhash.xxh3_64_intdigest("\n".join(parts).encode()) >> 2

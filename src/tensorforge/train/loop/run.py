@@ -28,7 +28,8 @@ from tensorforge.train.data.local_shards import LocalShards
 from tensorforge.train.data.shard_plane import ShardPlane
 from tensorforge.train.evaluation import Evaluation
 from tensorforge.train.group.agreement import agree
-from tensorforge.train.group.gloo_group import GenerationGroup, GroupAbortedError
+from tensorforge.train.group.fabric import GroupAbortedError
+from tensorforge.train.group.generation_group import GenerationGroup
 from tensorforge.train.group.membership import FixedMembership, Membership, RunEnd
 from tensorforge.train.group.session import FormOutcome, Requests, Session
 from tensorforge.train.loop.engine import StepEngine
@@ -38,7 +39,7 @@ from tensorforge.train.run_checkpoints import Checkpointer, CheckpointPlan
 from tensorforge.train.run_config import RunConfig
 from tensorforge.train.run_log import RunLog
 from tensorforge.train.signals import SignalHandlers
-from tensorforge.train.supported_models import check_devices, check_model
+from tensorforge.train.supported_models import check_model, model_device
 from tensorforge.validation import whole_number
 
 
@@ -85,7 +86,8 @@ class Run:
         membership: Membership | None = None,
     ) -> None:
         check_model(model)
-        check_devices(model, frozenset({"cpu"}))
+        self.device = model_device(model)
+        """Where the model is; batches belong there too."""
         self.model = model
         self.config = config
         self._loading = loading or Loading()
@@ -103,7 +105,7 @@ class Run:
         self._on_commit = on_commit
         self._plane = _shard_plane(dataset, config, self._loading)
         self._membership = membership if membership is not None else default_membership(self._plane)
-        self._session = Session(self._membership)
+        self._session = Session(self._membership, self.device)
         self._engine = StepEngine(self.state, self._session, self._plane, self._after_commit)
         self._evaluation = evaluation
         self._log = RunLog.from_environment(self._membership.worker_id.id)

@@ -9,7 +9,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 from tensorforge.errors import ClosedError, ConflictError, InvalidInputError
 from tensorforge.train import Evaluation, Run, RunConfig
-from tensorforge.train.group.gloo_group import GroupAbortedError
+from tensorforge.train.group.fabric import GroupAbortedError
 from tensorforge.train.run_log import read_run_logs
 
 

@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tensorforge.train.group.gloo_group import GenerationGroup, GenerationStore, GroupAbortedError
+from tensorforge.train.group.fabric import GroupAbortedError, gather_bytes
+from tensorforge.train.group.gloo_fabric import GenerationStore, GlooFabric
 
 
 def make_group(store, rank, world_size, **options):
-    return GenerationGroup(
+    return GlooFabric(
         store=store.address, generation=1, rank=rank, world_size=world_size, **options
     )
 
@@ -30,7 +31,7 @@ def trio():
     store = GenerationStore("127.0.0.1")
     groups = [make_group(store, rank, 3) for rank in range(3)]
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(GenerationGroup.form, groups))
+        list(pool.map(GlooFabric.form, groups))
     yield groups
     for group in groups:
         group.close()
@@ -39,7 +40,7 @@ def trio():
 
 def test_every_member_gets_everybodys_bytes(trio):
     with ThreadPoolExecutor(3) as pool:
-        said = pool.map(lambda group: group.gather_bytes(b"x" * group.rank), trio)
+        said = pool.map(lambda group: gather_bytes(group, b"x" * group.rank), trio)
     assert list(said) == [[b"", b"x", b"xx"]] * 3
 
 
@@ -73,7 +74,7 @@ def test_an_abort_ends_the_forming():
 
 ENDS_WHILE_A_GROUP_IS_DROPPED = """
 import threading, time
-from tensorforge.train.group import gloo_group
+from tensorforge.train.group import gloo_fabric
 
 class Slow:
     def __del__(self):
@@ -83,7 +84,7 @@ class Slow:
 
 dropping = threading.Event()
 backend = [Slow()]
-threading.Thread(target=gloo_group._drop, args=(backend, []), daemon=True).start()
+threading.Thread(target=gloo_fabric._drop, args=(backend, []), daemon=True).start()
 del backend
 dropping.wait()
 """
