@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
 from itertools import chain
 
 import torch
-from tests.integration.train_cases import MODELS, data
+from tests.integration.train_cases import MODELS, data, free_port
 from torch.nn import functional as F  # noqa: N812
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from tensorforge.testing.training_cluster import forking_context
 from tensorforge.train import Run, RunConfig
 from tensorforge.train.group.membership import FixedMembership
 
@@ -23,6 +25,9 @@ def load(device, schedule="on demand"):
         from tests.accelerator import sim
 
         sim.set_schedule(schedule)
+    if device.startswith("cuda"):
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        torch.use_deterministic_algorithms(mode=True)
 
 
 def make_run(kind, device, *, membership=None, before_update=None, checkpoints=None, **settings):
@@ -120,3 +125,24 @@ def endless_worker(kind, device, schedule, settings):
     load(device, schedule)
     for _ in steps(make_run(kind, device, **settings), ENDLESS, pause=0.01):
         pass
+
+
+def on_members(world_size, main, kind, device, schedule="on demand", **settings):
+    """What each of so many processes answered, by rank. `main` is one of the members above."""
+    context = forking_context()
+    answers, master = context.SimpleQueue(), f"127.0.0.1:{free_port()}"
+    members = [
+        context.Process(
+            target=main,
+            args=(rank, world_size, master, answers, kind, device, schedule, settings),
+        )
+        for rank in range(world_size)
+    ]
+    for each in members:
+        each.start()
+    for each in members:
+        each.join()
+    assert [each.exitcode for each in members] == [0] * world_size
+    found = sorted(answers.get() for _ in members)
+    answers.close()
+    return [answer for _, answer in found]

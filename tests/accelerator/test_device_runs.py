@@ -9,12 +9,12 @@ import pytest
 import torch
 from tests.accelerator import device_training
 from tests.faults.endless_training import start_together, wait_until_together
-from tests.integration.train_cases import free_port
 
+from tensorforge.catalog import CheckpointSchedule
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.errors import InvalidInputError
 from tensorforge.testing.training_cluster import TrainingCluster, forking_context
-from tensorforge.train import Run, RunConfig
+from tensorforge.train import CheckpointPlan, Run, RunConfig
 from tensorforge.train.group import host_staging
 
 EARLY = {"bucket_bytes": 4096}
@@ -46,24 +46,8 @@ def alone():
 
 
 def on_members(world_size, main, kind, schedule="on demand", **settings):
-    """What each of so many processes answered, by rank. `main` is a member of `device_training`."""
-    context = forking_context()
-    answers, master = context.SimpleQueue(), f"127.0.0.1:{free_port()}"
-    members = [
-        context.Process(
-            target=main,
-            args=(rank, world_size, master, answers, kind, "sim:1", schedule, settings),
-        )
-        for rank in range(world_size)
-    ]
-    for each in members:
-        each.start()
-    for each in members:
-        each.join()
-    assert [each.exitcode for each in members] == [0] * world_size
-    found = sorted(answers.get() for _ in members)
-    answers.close()
-    return [answer for _, answer in found]
+    """What each of so many processes answered that use the simulated accelerator, by rank."""
+    return device_training.on_members(world_size, main, kind, "sim:1", schedule, **settings)
 
 
 @pytest.mark.usefixtures("device_library")
@@ -98,6 +82,16 @@ def test_a_step_waits_twice_at_most_outside_of_collectives(world_size):
 def test_every_tensor_of_an_update_is_on_the_device():
     found = on_members(2, device_training.locating_member, "transformer", **EARLY)
     assert found == [["sim:1"]] * 2
+
+
+@pytest.mark.usefixtures("device_library")
+def test_a_checkpoint_of_the_device_is_resumed_on_more_workers(tmp_path, alone):
+    plan = CheckpointPlan(location=tmp_path / "saved", schedule=CheckpointSchedule(every_steps=2))
+    more = {"checkpoints": plan, **EARLY}
+    on_members(1, device_training.member, "transformer", total=3, **more)
+    found = on_members(2, device_training.member, "transformer", total=6, **more)
+    expected = alone("transformer", **EARLY)
+    assert found == [(expected[0], expected[1][3:])] * 2
 
 
 @pytest.mark.usefixtures("device_library")
@@ -160,12 +154,23 @@ def test_bytes_leave_the_device_in_pieces():
     assert list(host_staging.host_pieces(torch.empty(0, device="sim"))) == []
 
 
+class Copy:
+    """An event that happens when the test says so."""
+
+    is_done = False
+
+    def query(self):
+        return self.is_done
+
+
 @pytest.mark.usefixtures("device_process")
 def test_a_host_buffer_is_not_lent_while_a_copy_uses_it():
     staging = host_staging.HostStaging(torch.device("sim", 0))
     buffer = staging.stage(torch.ones(8, device="sim"))
-    staging.give_back(buffer)
-    assert staging.lend(8) is not buffer
     buffer.wait()
     assert buffer.view(8, torch.float32).tolist() == [1.0] * 8
+    buffer.copied = copy = Copy()
+    staging.give_back(buffer)
+    assert staging.lend(8) is not buffer
+    copy.is_done = True
     assert staging.lend(8) is buffer
