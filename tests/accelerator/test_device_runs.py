@@ -11,7 +11,7 @@ from tests.accelerator import device_training
 from tests.faults.endless_training import start_together, wait_until_together
 
 from tensorforge.catalog import CheckpointSchedule
-from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import AdaptationStrategy, ElasticTrainingConfig
 from tensorforge.errors import InvalidInputError
 from tensorforge.testing.training_cluster import TrainingCluster, forking_context
 from tensorforge.train import CheckpointPlan, Run, RunConfig
@@ -97,6 +97,7 @@ def test_a_checkpoint_of_the_device_is_resumed_on_more_workers(tmp_path, alone):
 @pytest.mark.usefixtures("device_library")
 def test_workers_on_the_device_are_killed_and_join(tmp_path, alone):
     config = ElasticTrainingConfig(
+        lr_adaptation_strategy=AdaptationStrategy.NONE,
         stability_window_ms=150,
         worker_heartbeat_timeout_ms=30_000,
         rescale_timeout_ms=20_000,

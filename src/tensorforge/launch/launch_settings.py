@@ -9,7 +9,6 @@ from pathlib import Path
 
 from tensorforge import environment
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
-from tensorforge.encoding import encode
 from tensorforge.errors import ConfigurationError, InvalidInputError, NotFoundError
 from tensorforge.launch.device_slots import DeviceSlots
 from tensorforge.launch.processes.preload import find_script, preloads
@@ -90,7 +89,7 @@ class LaunchSettings:
             **os.environ,
             "PYTHONUNBUFFERED": "1",
             **self.environment,
-            **worker_environment(worker, coordinator, self.run_dir, self.config, token),
+            **worker_environment(worker, coordinator, self.run_dir, token),
         }
 
 
@@ -114,16 +113,14 @@ def worker_environment(
     worker: str,
     coordinator: str,
     run_dir: Path,
-    config: ElasticTrainingConfig,
     token: str | None,
 ) -> dict[str, str]:
-    """The variables that tell training code its run, its name and the coordinator."""
+    """The variables that tell training code its run, its name and the coordinator, which has the rest."""
     return environment.for_child(
         {
             environment.COORDINATOR: coordinator,
             environment.WORKER_ID: worker,
             environment.RUN_DIR: run_dir.absolute(),
-            environment.CONFIG: encode(config),
             environment.TOKEN: token,
         }
     )

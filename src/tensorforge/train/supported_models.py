@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -51,24 +49,6 @@ def model_device(model: nn.Module) -> torch.device:
 
 def _can_train(device: torch.device) -> bool:
     return device.type == "cpu" or hasattr(torch.get_device_module(device), "Stream")
-
-
-def numerics(device: torch.device) -> list[str]:
-    """What decides which bits torch computes on a device, apart from the inputs, as text to compare."""
-    found = [
-        f"torch {torch.__version__}",
-        f"device {device.type}",
-        f"deterministic {torch.are_deterministic_algorithms_enabled()}",
-        f"float32 matmul {torch.get_float32_matmul_precision()}",
-    ]
-    if device.type == "cuda":
-        found += [
-            f"name {torch.cuda.get_device_name(device)}",
-            f"TF32 {torch.backends.cuda.matmul.allow_tf32} {torch.backends.cudnn.allow_tf32}",
-            f"cuDNN {torch.backends.cudnn.benchmark} {torch.backends.cudnn.deterministic}",
-            f"cuBLAS workspace {os.environ.get('CUBLAS_WORKSPACE_CONFIG', '')}",
-        ]
-    return found
 
 
 def _refuse(names: list[str], why: str) -> None:

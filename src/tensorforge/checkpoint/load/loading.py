@@ -48,7 +48,7 @@ from tensorforge.checkpoint.parallel import Deadline
 from tensorforge.checkpoint.ranks.coordinators import DistributedCoordinator
 from tensorforge.checkpoint.ranks.rounds import Failure, Round, failure_of
 from tensorforge.checkpoint.validator import CheckpointValidator
-from tensorforge.errors import CheckpointError, CheckpointErrorType
+from tensorforge.errors import CheckpointError, CheckpointErrorType, TensorForgeError
 from tensorforge.storage.blobs import BlobStore
 
 _LOAD_FAILED = CheckpointErrorType.LOAD_FAILED
@@ -85,6 +85,7 @@ class _Attempt:
     manifest: CheckpointManifest
     targets: Targets
     random: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 class Loader:
@@ -144,8 +145,8 @@ class Loader:
             for prefix in candidates:
                 try:
                     manifest = self._validated(prefix, options)
-                except CheckpointError as error:
-                    if options.checkpoint_prefix is not None or error.type not in _FALL_BACK:
+                except TensorForgeError as error:
+                    if options.checkpoint_prefix is not None or not _may_fall_back(error):
                         raise
                     skipped.append(Rejected(prefix, str(error)))
                 else:
@@ -201,6 +202,7 @@ class Loader:
                 targets.add_optimizer(optimizer, model)
             if options.load_rng_state:
                 self._add_random_state(attempt)
+            attempt.extra = self._allocate(attempt, manifest.state.get("extra"))
             mine = _Match(sorted(targets.wanted), targets.mismatch())
         except Exception as error:  # noqa: BLE001  reported to rank 0, raised on every rank
             mine = failure_of(error, _LOAD_FAILED)
@@ -221,10 +223,15 @@ class Loader:
         tree = attempt.manifest.state.get("rng", {}).get(str(self._coordinator.rank))
         if tree is None or attempt.manifest.world_size != self._coordinator.world_size:
             return
+        attempt.random = self._allocate(attempt, tree)
+
+    def _allocate(self, attempt: _Attempt, tree: Any) -> dict[str, Any]:
+        """New memory for all tensors of a saved tree, which the load fills."""
+        tensors = {}
         for name in tensor_names(tree):
-            tensor = allocate_tensor(attempt.manifest.tensors[name])
-            attempt.random[name] = tensor
+            tensor = tensors[name] = allocate_tensor(attempt.manifest.tensors[name])
             attempt.targets.add_tensor(name, tensor)
+        return tensors
 
     def _read(
         self,
@@ -280,6 +287,9 @@ class Loader:
             target_world_size=world_size,
             was_resharded=manifest.world_size != world_size,
             custom_metadata=decode_tree(manifest.custom_metadata or {}, tree_reader({})),
+            extra_state=decode_tree(
+                manifest.state.get("extra", {}), tree_reader(attempt.extra), "extra"
+            ),
             mismatch=mismatch,
             rejected=tuple(rejected),
             random_state=random_state,
@@ -334,3 +344,10 @@ def _random_digest(manifest: CheckpointManifest) -> str:
         for chunk in tensor.chunks
     ]
     return checksum("".join(contents).encode())
+
+
+def _may_fall_back(error: TensorForgeError) -> bool:
+    """Whether an older checkpoint may be loaded instead: only this one is damaged or cannot be read."""
+    if isinstance(error, CheckpointError):
+        return error.type in _FALL_BACK
+    return store_index.is_unreadable(error)

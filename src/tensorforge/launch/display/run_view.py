@@ -17,6 +17,7 @@ from tensorforge.launch.supervisor.events import (
     TargetChanged,
     TrainingFinished,
     TrainingResumed,
+    TrainingStopped,
     WorkerExited,
     WorkerJoined,
     WorkerLost,
@@ -99,6 +100,8 @@ class RunView:
                 self.coordinator = describe_exit(code)
             case StopRequested():
                 self.phase = "stopping"
+            case TrainingStopped():
+                self.phase = "stopped"
             case TrainingFinished():
                 self.phase = "stopped" if self.phase == "stopping" else "finished"
 
