@@ -269,3 +269,24 @@ def test_a_worker_from_elsewhere_joins_and_leaves(launch):
     launched.process.send_signal(signal.SIGTERM)
     launched.end()
     assert len(launched.all("worker_started")) == 1
+
+
+def test_each_worker_sees_its_own_devices_and_a_replacement_those_of_the_dead_one(
+    launch, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    enough = tmp_path / "enough"
+    options = ["-n", "2", "--gpus-per-worker", "1"]
+    launched = launch(*options, arguments=["--until", str(enough)])
+    launched.saw_members(lambda members: len(members) == 2)
+
+    def shown():
+        processes = {n: psutil.Process(w.pid) for n, w in launched.record.workers.items()}
+        return {name: each.environ()["CUDA_VISIBLE_DEVICES"] for name, each in processes.items()}
+
+    assert shown() == {"worker-0": "4", "worker-1": "5"}
+    os.kill(launched.record.workers["worker-0"].pid, signal.SIGKILL)
+    launched.saw_members(lambda members: members == {"worker-1", "worker-2"})
+    assert shown() == {"worker-1": "5", "worker-2": "4"}
+    enough.touch()
+    assert launched.end() == 0, launched.outcome

@@ -96,7 +96,7 @@ def test_the_runs_own_user_needs_no_option_and_no_process_shows_the_token(run):
 
 @pytest.mark.may_leak("descriptors", "torch's first store makes a pipe for the whole process")
 def test_the_rendezvous_store_listens_at_the_named_address_only():
-    from tensorforge.train.group.gloo_group import GenerationStore
+    from tensorforge.train.group.gloo_fabric import GenerationStore
 
     store = GenerationStore("127.0.0.1")
     port = int(store.address.rpartition(":")[2])

@@ -71,6 +71,9 @@ def run(
         int,
         typer.Option(help="Waiting processes with the heavy imports done, for the next workers."),
     ] = 1,
+    gpus_per_worker: Annotated[
+        int, typer.Option(help="How many GPUs of its own each worker sees; 0: all see all.")
+    ] = 0,
     module: AsModule = False,
     run_dir: Annotated[
         Path | None,
@@ -143,6 +146,7 @@ def run(
         host=host,
         port=port,
         spares=spares,
+        gpus_per_worker=gpus_per_worker,
         config=ElasticTrainingConfig(
             min_workers=min_workers,
             max_workers=max_workers,

@@ -10,6 +10,7 @@ from pathlib import Path
 from tensorforge import environment
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.errors import ConfigurationError, InvalidInputError, NotFoundError
+from tensorforge.launch.device_slots import DeviceSlots
 from tensorforge.launch.processes.preload import find_script, preloads
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 from tensorforge.validation import whole_number
@@ -30,6 +31,8 @@ class LaunchSettings:
     `host`, `port`: where the coordinator listens; beyond loopback, everybody needs the token in `run_dir`.
     `environment`: variables to add to the workers' environment.
     `spares`: how many processes with the script's heavy imports done wait to become the next workers.
+    `gpus_per_worker`: how many devices of its own each local worker sees; 0: all workers see all. If it is
+    not 0 there are no spares, because a process gets its devices when it starts.
     """
 
     script: str
@@ -42,9 +45,13 @@ class LaunchSettings:
     port: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     spares: int = 1
+    gpus_per_worker: int = 0
 
     def __post_init__(self) -> None:
         whole_number("spares", self.spares, least=0, most=MOST_SPARES)
+        DeviceSlots(self.gpus_per_worker, os.environ).require(
+            self.policy.workers + self.policy.standbys
+        )
         whole_number("port", self.port, least=0, most=65_535)
         if not self.as_module:
             require_script(self.script)
@@ -67,7 +74,8 @@ class LaunchSettings:
 
     def preloads(self) -> tuple[str, ...]:
         """The modules that a spare imports; if there are none, no spare is started."""
-        path = find_script(self.script, as_module=self.as_module) if self.spares else None
+        has_spares = self.spares and not self.gpus_per_worker
+        path = find_script(self.script, as_module=self.as_module) if has_spares else None
         try:
             return () if path is None else preloads(path.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError):

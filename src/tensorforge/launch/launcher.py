@@ -22,6 +22,7 @@ from tensorforge.elastic.protocol.token_files import load_or_issue
 from tensorforge.environment import PRELOAD, for_child
 from tensorforge.errors import NotFoundError
 from tensorforge.launch.coordinator_link import CoordinatorLink
+from tensorforge.launch.device_slots import DeviceSlots
 from tensorforge.launch.display.displays import Display, FailsafeDisplay
 from tensorforge.launch.display.run_view import RunView
 from tensorforge.launch.launch_settings import (
@@ -137,6 +138,7 @@ class Launcher:
         self._logs = LogFiles(settings.run_dir / LOGS_FOLDER, self._warn)
         self._has_warned_of_record = False
         self._spares = Spares(settings.spares, settings.preloads())
+        self._devices = DeviceSlots(settings.gpus_per_worker, os.environ)
         self._step = -1
         self._logged_at = -math.inf
         self._log_events = RunLogEvents()
@@ -251,6 +253,7 @@ class Launcher:
             reason, self._coordinator_error = self._coordinator_error, ""
             self._handle(CoordinatorExited(code, reason))
             return
+        self._devices.release(child)
         record = self._record.workers[child]
         self._update_record(workers={n: r for n, r in self._record.workers.items() if n != child})
         if code not in (EXIT_COMPLETE, EXIT_UNFINISHED) and self._link is not None:
@@ -369,6 +372,7 @@ class Launcher:
 
     def _start_process(self, worker: str, preload: tuple[str, ...] | None = None) -> int:
         environment = self._settings.worker_environment(worker, self._address or "", self._token)
+        environment |= self._devices.take(worker)
         if preload is not None:
             environment |= for_child({PRELOAD: preload})
         command = self._settings.worker_command(self._python)

@@ -11,8 +11,8 @@ walk of a step:
 3. `loop/step.py: Step.backward` leaves the gradients in `gradients/shard_gradients.py: StepGradients`. In the
    last backward pass `gradients/reduction.py: Exchange` sends sums while others are computed.
 4. `loop/step.py: Step.commit` calls `loop/engine.py: StepEngine.commit`. It completes the sum over all members
-   (`gradients/reduction.py: Exchange.finish`), votes (`group/gloo_group.py: GenerationGroup.all_reduce`) and
-   applies the step (`loop/training_state.py: TrainingState.commit`).
+   (`gradients/reduction.py: Exchange.finish`), votes (`group/generation_group.py: GenerationGroup.all_reduce`)
+   and applies the step (`loop/training_state.py: TrainingState.commit`).
 5. `loop/run.py: Run._after_commit` reports the step and lets `run_checkpoints.py: Checkpointer` save it.
 
 What needs torch is imported when it is asked for.

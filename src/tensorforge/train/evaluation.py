@@ -11,7 +11,7 @@ from torch import nn
 
 from tensorforge.data.plan.shards import partition, quotas
 from tensorforge.train.data.batch_loading import dataset_size, fetch
-from tensorforge.train.group.gloo_group import GenerationGroup
+from tensorforge.train.group.generation_group import GenerationGroup
 from tensorforge.train.loop.training_state import TrainingState
 from tensorforge.validation import whole_number
 

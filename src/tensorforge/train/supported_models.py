@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
@@ -30,13 +31,24 @@ def check_model(model: nn.Module) -> None:
     )
 
 
-def check_devices(model: nn.Module, supported: frozenset[str]) -> None:
-    """Raise `InvalidInputError` if parameters or buffers are on a device that no group can exchange."""
+def model_device(model: nn.Module) -> torch.device:
+    """The device of all parameters and buffers.
+
+    Raise `InvalidInputError`, naming the odd ones, if they are on several devices, or on one without streams.
+    """
     tensors = [*model.named_parameters(), *model.named_buffers()]
-    odd = [f"{n} ({t.device})" for n, t in tensors if t.device.type not in supported]
-    _refuse(
-        odd, f"are on a device that this version cannot train on (it can on {', '.join(supported)})"
-    )
+    if not tensors:
+        return torch.device("cpu")
+    device = tensors[0][1].device
+    odd = [f"{name} ({tensor.device})" for name, tensor in tensors if tensor.device != device]
+    _refuse(odd, f"are on another device than {tensors[0][0]} ({device})")
+    if not _can_train(device):
+        _refuse([name for name, _ in tensors], f"are on {device}, a device without streams")
+    return device
+
+
+def _can_train(device: torch.device) -> bool:
+    return device.type == "cpu" or hasattr(torch.get_device_module(device), "Stream")
 
 
 def _refuse(names: list[str], why: str) -> None:

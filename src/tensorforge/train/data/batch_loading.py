@@ -14,7 +14,7 @@ from tensorforge.data.plan.shards import DataShard, quotas
 from tensorforge.errors import InvalidInputError
 from tensorforge.train.data.random_streams import (
     restored_random_state,
-    seed_everything,
+    seed_host,
     stream_seed,
 )
 from tensorforge.train.run_config import RunConfig
@@ -110,7 +110,7 @@ class BatchSource:
         if _is_plain(self._dataset, self._collate):
             return fetch(self._dataset, samples, None)  # nothing is random in it
         with restored_random_state(), _one_thread():
-            seed_everything(stream_seed(self._config.seed, epoch, start, purpose="data"))
+            seed_host(stream_seed(self._config.seed, epoch, start, purpose="data"))
             return fetch(self._dataset, samples, self._collate)
 
     def close(self) -> None:

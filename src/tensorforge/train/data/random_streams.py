@@ -7,6 +7,7 @@ import random
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,15 +26,32 @@ def stream_seed(seed: int, *place: int, purpose: str = "") -> int:
 
 
 def seed_everything(seed: int) -> None:
-    """Seed the process's generators of torch, numpy and the standard library."""
+    """Seed the process's generators of torch (of every device), numpy and the standard library."""
     torch.manual_seed(seed)
+    _seed_on_host(seed)
+
+
+def seed_host(seed: int) -> None:
+    """Seed the process's generators of torch on the CPU, numpy and the standard library, and no device's."""
+    torch.default_generator.manual_seed(seed)
+    _seed_on_host(seed)
+
+
+def _seed_on_host(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
 
 
 @contextmanager
-def restored_random_state() -> Iterator[None]:
-    """Restore the process's generators at the end to the state they had at the beginning."""
+def restored_random_state(device: torch.device | None = None) -> Iterator[None]:
+    """Restore the process's generators at the end to the state they had at the beginning.
+
+    Of torch's generators these are the CPU's and that of `device`.
+    """
+    accelerator: Any = None
+    if device is not None and device.type != "cpu":
+        accelerator = torch.get_device_module(device)
+    device_state = None if accelerator is None else accelerator.get_rng_state(device)
     numpy_state, python_state, torch_state = (
         np.random.get_state(),
         random.getstate(),
@@ -45,3 +63,5 @@ def restored_random_state() -> Iterator[None]:
         np.random.set_state(numpy_state)
         random.setstate(python_state)
         torch.set_rng_state(torch_state)
+        if accelerator is not None:
+            accelerator.set_rng_state(device_state, device)

@@ -26,7 +26,7 @@ from tensorforge.data.transfer.transfer_manager import DataTransferManager, Tran
 from tensorforge.errors import TensorForgeError
 from tensorforge.train.data.local_shards import LocalShards
 from tensorforge.train.data.placement import Placement, single_holders
-from tensorforge.train.group.gloo_group import GenerationGroup
+from tensorforge.train.group.generation_group import GenerationGroup
 
 log = logging.getLogger(__name__)
 

@@ -76,6 +76,8 @@ class FlatLayout:
         floats = [(name, buffer) for name, buffer in buffers if buffer.is_floating_point()]
         others = [(name, buffer) for name, buffer in buffers if not buffer.is_floating_point()]
         self.parameters = [parameter for _, parameter in named]
+        self.device = self.parameters[0].device
+        """Where all parameters and buffers are, and so the flat memory."""
         self.half_precision = [
             number
             for number, parameter in enumerate(self.parameters)
@@ -99,9 +101,9 @@ class FlatLayout:
         return self.groups[index[0]].dtype
 
     def zeros(self, index: EntryIndex) -> torch.Tensor:
-        """A zero of an entry's shape."""
-        group, entry = index
-        return torch.zeros(self.groups[group].entries[entry].shape, dtype=self.groups[group].dtype)
+        """A zero of an entry's shape, on the model's device."""
+        group = self.groups[index[0]]
+        return torch.zeros(group.entries[index[1]].shape, dtype=group.dtype, device=self.device)
 
     @property
     def float_buffers(self) -> list[torch.Tensor]:

@@ -15,22 +15,22 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
+from tensorforge.train.gradients.exchange_stream import ExchangeStream, Mark
 from tensorforge.train.gradients.flat_layout import Entries, EntryIndex, FlatLayout
 from tensorforge.train.gradients.shard_tree import Node, ShardTree
-from tensorforge.train.group.gloo_group import GenerationGroup, GroupAbortedError
+from tensorforge.train.group.fabric import GroupAbortedError, Wait
+from tensorforge.train.group.generation_group import GenerationGroup
 
 _SLICE_ALIGNMENT = 16
 _IN_FLIGHT = 2
 _SLOTS = 4
 """How many buckets use memory at once: those that are being sent and those that are being gathered."""
 _POLL_SECONDS = 0.1
-
-Wait = Callable[[], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +56,7 @@ class TreeReduction:
         self.layout = layout
         self._tree = tree
         self._bucket_bytes = bucket_bytes
+        self.stream = ExchangeStream(layout.device)
         self._buckets: dict[int, list[Bucket]] = {}
         self._memory: dict[tuple[str, int], torch.Tensor] = {}
         self._totals: dict[int, list[torch.Tensor]] = {}
@@ -149,14 +150,14 @@ class TreeReduction:
         for bucket in self.buckets(members):
             end = bucket.start + bucket.width * members
             sizes[bucket.group] = max(sizes[bucket.group], end)
-        groups = zip(sizes, self.layout.groups, strict=True)
-        return [torch.zeros(size, dtype=group.dtype) for size, group in groups]
+        groups, device = zip(sizes, self.layout.groups, strict=True), self.layout.device
+        return [torch.zeros(size, dtype=group.dtype, device=device) for size, group in groups]
 
     def memory(self, purpose: str, size: int, dtype: torch.dtype) -> torch.Tensor:
         """Memory with arbitrary content. The same purpose gets the same memory again."""
         found = self._memory.get((purpose, dtype.itemsize))
         if found is None or found.numel() < size * dtype.itemsize:
-            found = torch.zeros(size * dtype.itemsize, dtype=torch.uint8)
+            found = torch.zeros(size * dtype.itemsize, dtype=torch.uint8, device=self.layout.device)
             self._memory[purpose, dtype.itemsize] = found
         return found[: size * dtype.itemsize].view(dtype)
 
@@ -186,8 +187,12 @@ class Exchange:
         self._total = reduction.total(group.world_size)
         self._error: BaseException | None = None
         self._arrival = threading.Condition()
+        self._stream = reduction.stream
+        self._stream.wait_for(self._stream.mark())
         self._is_complete = not early
-        self._ready: set[EntryIndex] = set()
+        self._completed: Mark = None
+        self._ready: dict[EntryIndex, Mark] = {}
+        """The entries that are final, each with the point in the device's work from which on it is."""
         self._thread: threading.Thread | None = None
         if early:
             name = f"exchange-{group.generation}"
@@ -195,9 +200,10 @@ class Exchange:
             self._thread.start()
 
     def entry_ready(self, index: EntryIndex) -> None:
-        """Note that this entry is final in all sums. Never raises, never blocks."""
+        """Note that this entry is final in all sums, after the work of the current stream. Never blocks."""
+        mark = self._stream.mark()
         with self._arrival:
-            self._ready.add(index)
+            self._ready[index] = mark
             self._arrival.notify()
 
     def finish(self) -> Entries:
@@ -206,6 +212,7 @@ class Exchange:
             self._run()
         else:
             self._join()
+        self._stream.join()
         if self._error is not None:
             self._reduction.forget_memory()
             raise self._error
@@ -215,41 +222,51 @@ class Exchange:
     def abandon(self) -> None:
         """Give up the step, and the group with it."""
         self._group.abort("a step was given up")
-        self._reduction.forget_memory()
         self._join()
+        self._stream.join()
+        self._reduction.forget_memory()
 
     def _join(self) -> None:
         if self._thread is not None:
+            mark = self._stream.mark()
             with self._arrival:
-                self._is_complete = True
+                self._is_complete, self._completed = True, mark
                 self._arrival.notify()
             self._thread.join()
 
     def _run(self) -> None:
-        """Do all operations, in an order that depends on the layout and the members alone."""
+        """Do all operations on the exchange's stream."""
         try:
-            sent: deque[_Sent] = deque()
-            gathers: deque[Wait] = deque()
-            for number, bucket in enumerate(self._reduction.buckets(self._group.world_size)):
-                self._await_entries(bucket)
-                if len(gathers) == _SLOTS - _IN_FLIGHT:
-                    gathers.popleft()()  # its slot is needed again
-                sent.append(self._send(bucket, number % _SLOTS))
-                if len(sent) == _IN_FLIGHT:
-                    gathers.append(self._complete(sent.popleft()))
-            gathers.extend(self._complete(each) for each in sent)
-            for wait in gathers:
-                wait()
+            with self._stream.used():
+                self._run_in_order()
         except BaseException as error:  # noqa: BLE001  handed to the thread that waits
             self._error = error
+
+    def _run_in_order(self) -> None:
+        """Do all operations, in an order that depends on the layout and the members alone."""
+        sent: deque[_Sent] = deque()
+        gathers: deque[Wait] = deque()
+        for number, bucket in enumerate(self._reduction.buckets(self._group.world_size)):
+            self._await_entries(bucket)
+            if len(gathers) == _SLOTS - _IN_FLIGHT:
+                gathers.popleft()()  # its slot is needed again
+            sent.append(self._send(bucket, number % _SLOTS))
+            if len(sent) == _IN_FLIGHT:
+                gathers.append(self._complete(sent.popleft()))
+        gathers.extend(self._complete(each) for each in sent)
+        for wait in gathers:
+            wait()
 
     def _await_entries(self, bucket: Bucket) -> None:
         needed = {(bucket.group, entry) for entry in bucket.waits_for}
         with self._arrival:
-            while not self._is_complete and not needed <= self._ready:
+            while not self._is_complete and not needed <= self._ready.keys():
                 self._arrival.wait(_POLL_SECONDS)
                 if self._group.is_aborted:
                     raise GroupAbortedError(f"generation {self._group.generation} was aborted")
+            marks = [self._ready.get(index, self._completed) for index in needed]
+        for mark in marks:
+            self._stream.wait_for(mark)
 
     def _send(self, bucket: Bucket, slot: int) -> _Sent:
         """Start to send each member its slice of each of this member's nodes, one node per turn."""
@@ -262,12 +279,12 @@ class Exchange:
             sent = [nodes[turn] for nodes in self._nodes if turn < len(nodes)]
             into = incoming[len(order) * width : (len(order) + len(sent)) * width]
             order += sent
-            outgoing = torch.empty(0, dtype=dtype)
+            outgoing = torch.empty(0, dtype=dtype, device=incoming.device)
             if turn < len(self._sums):
                 outgoing = self._outgoing(bucket, self._sums[turn], f"outgoing {slot} {turn}")
             give = [outgoing.numel() // len(counts)] * len(counts)
             take = [width if turn < count else 0 for count in counts]
-            waits.append(self._group.start_all_to_all(into, outgoing, take, give))
+            waits.append(self._group.bulk.start_all_to_all(into, outgoing, take, give))
         slices = incoming.view(-1, width).unbind()
         return _Sent(bucket, waits, dict(zip(order, slices, strict=True)))
 
@@ -300,7 +317,7 @@ class Exchange:
         finished = self._reduction.fold(bucket, sent.parts)
         stop = bucket.start + bucket.width * self._group.world_size
         into = self._total[bucket.group][bucket.start : stop]
-        return self._group.start_all_gather(into, finished)
+        return self._group.bulk.start_all_gather(into, finished)
 
 
 @dataclass(frozen=True, slots=True)

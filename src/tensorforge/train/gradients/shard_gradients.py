@@ -21,13 +21,17 @@ EntryReady = Callable[[EntryIndex], None]
 """Called with an entry of the last shard's sums once that entry is final."""
 
 
+Metric = float | torch.Tensor
+"""A number, or a float64 tensor with one element on the model's device that nobody has read yet."""
+
+
 @dataclass(slots=True)
 class NodeSum:
     """A node's sums: of gradients and buffers (`values`), and how many shards used each parameter (`uses`)."""
 
     values: Entries
     uses: torch.Tensor
-    metrics: dict[int, list[float]] = field(default_factory=dict)
+    metrics: dict[int, list[Metric]] = field(default_factory=dict)
     """Shard → its weighted metrics. They are summed only at the end, in shard order, on every member."""
 
 
@@ -178,7 +182,7 @@ class StepGradients:
             shard.earlier[number] = value if earlier is None else earlier.add_(value)
             parameter.grad = None
 
-    def end_shard(self, share: float, metrics: list[float]) -> None:
+    def end_shard(self, share: float, metrics: list[Metric]) -> None:
         """Take the remaining gradients and the buffers; `share` is the shard's part of the step's samples."""
         layout, shard = self._layout, self._shard()
         shard.is_touched = True
@@ -224,7 +228,7 @@ class StepGradients:
             raise ConflictError("no shard is being computed")
         return self._open
 
-    def _close_shard(self, metrics: list[float]) -> None:
+    def _close_shard(self, metrics: list[Metric]) -> None:
         shard, self._open = self._shard(), None
         total = NodeSum(shard.target, shard.uses, {shard.number: metrics})
         for sibling, _ in shard.merges:
@@ -315,14 +319,21 @@ def usage_and_metrics(
     """How many shards used each parameter, then each shard's metrics, as far as they are known here.
 
     Summed over all members this is complete, and exact: each shard's metrics come from one member, and are zero
-    on the others.
+    on the others. Metrics that are still on a device are read together, with one wait.
     """
     uses = torch.zeros(parameters, dtype=torch.float64)
     table = torch.zeros(shards, metrics, dtype=torch.float64)
+    unread: list[tuple[int, int, torch.Tensor]] = []
     for each in sums:
         uses += each.uses
         for shard, values in each.metrics.items():
-            table[shard] = torch.tensor(values, dtype=torch.float64)
+            numbers = [0.0 if isinstance(value, torch.Tensor) else value for value in values]
+            table[shard] = torch.tensor(numbers, dtype=torch.float64)
+            unread += [(shard, n, v) for n, v in enumerate(values) if isinstance(v, torch.Tensor)]
+    if unread:
+        table[[shard for shard, _, _ in unread], [number for _, number, _ in unread]] = torch.stack(
+            [value for _, _, value in unread]
+        ).cpu()
     return torch.cat([uses, table.view(-1)])
 
 

@@ -17,7 +17,7 @@ from tensorforge.elastic.protocol.messages import Verdict
 from tensorforge.errors import IntegrityError
 from tensorforge.train.gradients.shard_tree import Node
 from tensorforge.train.group import healing
-from tensorforge.train.group.gloo_group import GenerationGroup
+from tensorforge.train.group.generation_group import GenerationGroup
 from tensorforge.train.loop.training_state import PreparedStep, TrainingState
 
 

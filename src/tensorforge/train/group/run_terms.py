@@ -7,6 +7,7 @@ a worker that joins late.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import asdict
 from enum import Enum
@@ -60,6 +61,17 @@ def _numerics(model: torch.nn.Module) -> dict[str, str]:
         "float32 matmul precision": torch.get_float32_matmul_precision(),
         "default dtype": str(torch.get_default_dtype()),
         "devices": ", ".join(devices),
+        **(_cuda_numerics() if "cuda" in devices else {}),
+    }
+
+
+def _cuda_numerics() -> dict[str, str]:
+    cuda, cudnn = torch.backends.cuda, torch.backends.cudnn
+    return {
+        "GPU": torch.cuda.get_device_name(),
+        "TF32": f"{cuda.matmul.allow_tf32}, cuDNN {cudnn.allow_tf32}",
+        "cuDNN": f"benchmark {cudnn.benchmark}, deterministic {cudnn.deterministic}",
+        "cuBLAS workspace": os.environ.get("CUBLAS_WORKSPACE_CONFIG", ""),
     }
 
 

@@ -19,12 +19,16 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+import torch
+
 from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.elastic.protocol.messages import Verdict
 from tensorforge.errors import DeadlineExceededError, StaleGenerationError
-from tensorforge.train.group.gloo_group import GenerationGroup, GenerationStore, GroupAbortedError
+from tensorforge.train.group.fabric import GroupAbortedError
+from tensorforge.train.group.generation_group import GenerationGroup
+from tensorforge.train.group.gloo_fabric import GenerationStore
 from tensorforge.train.group.membership import Membership, RunEnd, Start
 
 log = logging.getLogger(__name__)
@@ -69,11 +73,13 @@ class FormationTimes:
 class Session:
     """This worker's current generation and its group, and what was requested of the worker meanwhile.
 
-    Signal handlers set `leave_reason` and `stop_reason`; `requests` brings both into the vote of the next step.
+    `device` is where the bulk of the exchanged data is. Signal handlers set `leave_reason` and `stop_reason`;
+    `requests` brings both into the vote of the next step.
     """
 
-    def __init__(self, membership: Membership) -> None:
+    def __init__(self, membership: Membership, device: torch.device) -> None:
         self._membership = membership
+        self._device = device
         self._condition = threading.Condition()
         self._newest: RescalingEvent | None = None
         self._newest_at = time.monotonic()
@@ -336,7 +342,8 @@ class Session:
     def _connect_group(self, store: str) -> None:
         if self.world_size == 1:
             return
-        group = GenerationGroup(
+        group = GenerationGroup.over_gloo(
+            self._device,
             store=store,
             generation=self.generation,
             rank=self.rank,

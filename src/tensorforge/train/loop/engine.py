@@ -19,7 +19,7 @@ from tensorforge.train.gradients.shard_gradients import (
 )
 from tensorforge.train.gradients.shard_tree import Node, ShardTree
 from tensorforge.train.gradients.step_work import Share, share_work
-from tensorforge.train.group.gloo_group import GroupAbortedError
+from tensorforge.train.group.fabric import GroupAbortedError
 from tensorforge.train.group.session import Requests, Session
 from tensorforge.train.loop.step import Step
 from tensorforge.train.loop.training_state import PreparedStep, TrainingState
@@ -46,6 +46,7 @@ class StepEngine:
         self._committed = committed
         self.config = state.config
         self._layout = FlatLayout(state.model)
+        self.device = self._layout.device
         self._tree = ShardTree(self.config.shards)
         self._reduction = TreeReduction(self._layout, self._tree, self.config.bucket_bytes)
         self._metrics = ("loss", *self.config.metrics)

@@ -18,6 +18,7 @@ import torch
 import xxhash
 
 from tensorforge.errors import EncodingError, InvalidInputError
+from tensorforge.train.group.host_staging import flat_bytes, host_pieces
 
 _DTYPES = {
     str(value).removeprefix("torch."): value
@@ -42,8 +43,9 @@ class FlatState:
         """A 128-bit hash of every bit of the state."""
         digest = xxhash.xxh3_128(self.header())
         for tensor in self.tensors:
-            content: Any = tensor_bytes(tensor).numpy()
-            digest.update(content)
+            for piece in host_pieces(tensor):
+                content: Any = piece.numpy()
+                digest.update(content)
         return digest.digest()
 
 
@@ -69,8 +71,8 @@ def empty_like_header(header: bytes) -> FlatState:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's bytes as a flat uint8 tensor; shares memory if it is contiguous and on the CPU."""
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    """The tensor's bytes as a flat uint8 tensor of the CPU; shares memory if it is contiguous there."""
+    return flat_bytes(tensor.cpu())
 
 
 def dtype_name(dtype: torch.dtype) -> str:

@@ -32,7 +32,8 @@ from tensorforge.train.data.local_shards import LocalShards
 from tensorforge.train.data.shard_plane import ShardPlane
 from tensorforge.train.evaluation import Evaluation
 from tensorforge.train.group.agreement import agree
-from tensorforge.train.group.gloo_group import GenerationGroup, GroupAbortedError
+from tensorforge.train.group.fabric import GroupAbortedError
+from tensorforge.train.group.generation_group import GenerationGroup
 from tensorforge.train.group.membership import FixedMembership, Membership, RunEnd
 from tensorforge.train.group.run_terms import run_terms
 from tensorforge.train.group.session import FormOutcome, Requests, Session
@@ -43,7 +44,7 @@ from tensorforge.train.run_checkpoints import Checkpointer, CheckpointPlan
 from tensorforge.train.run_config import RunConfig
 from tensorforge.train.run_log import RunLog
 from tensorforge.train.signals import SignalHandlers
-from tensorforge.train.supported_models import check_devices, check_model
+from tensorforge.train.supported_models import check_model, model_device
 from tensorforge.validation import whole_number
 
 
@@ -90,7 +91,8 @@ class Run:
         membership: Membership | None = None,
     ) -> None:
         check_model(model)
-        check_devices(model, frozenset({"cpu"}))
+        self.device = model_device(model)
+        """Where the model is; batches belong there too."""
         if checkpoints is not None:
             checkpoints.require_known_metric(
                 ("loss", *config.metrics), has_evaluation=evaluation is not None
@@ -113,7 +115,7 @@ class Run:
         self._on_commit = on_commit
         self._plane = _shard_plane(dataset, config, self._loading)
         self._membership = membership if membership is not None else default_membership(self._plane)
-        self._session = Session(self._membership)
+        self._session = Session(self._membership, self.device)
         self._engine = StepEngine(self.state, self._session, self._plane, self._after_commit)
         self._evaluation = evaluation
         self._log = RunLog.from_environment(self._membership.worker_id.id)

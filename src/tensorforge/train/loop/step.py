@@ -16,7 +16,7 @@ from tensorforge.train.data.random_streams import (
     seed_everything,
     stream_seed,
 )
-from tensorforge.train.gradients.shard_gradients import StepGradients
+from tensorforge.train.gradients.shard_gradients import Metric, StepGradients
 
 if TYPE_CHECKING:
     from tensorforge.train.loop.engine import StepEngine
@@ -57,7 +57,7 @@ class Step:
         self._weight: float | None = None
         self._is_last_of_shard = False
         self._is_done_with_batch = True
-        self._values: list[float] = []
+        self._values: list[Metric] = []
 
     def batches(self) -> Iterator[Any]:
         """The micro-batches of the shards that this worker computes, one after another.
@@ -65,7 +65,7 @@ class Step:
         Each shard has its own random stream, which depends on the seed, the epoch, the step and the shard
         alone. The iteration ends early if the cluster changes; finished shards are kept for the next attempt.
         """
-        with restored_random_state():
+        with restored_random_state(self._engine.device):
             while self._todo and not self._engine.session.interrupted:
                 yield from self._shard_batches(self._todo[0])
                 self._todo.pop(0)
@@ -112,7 +112,7 @@ class Step:
         self._is_done_with_batch = not more
         if not more and not self._is_last_of_shard:
             self.gradients.end_micro_batch()
-        self._values[0] += float(loss.detach()) * weight
+        self._note(0, loss, weight)
 
     def _collecting(self, *, is_last: bool) -> AbstractContextManager[None]:
         """In the last backward pass of the step, send each gradient on as soon as autograd has computed it."""
@@ -129,7 +129,17 @@ class Step:
                 raise InvalidInputError(
                     f"{name}: not one of this run's metrics {names}; name it in RunConfig.metrics"
                 )
-            self._values[1 + names.index(name)] += float(value) * weight
+            self._note(1 + names.index(name), value, weight)
+
+    def _note(self, number: int, value: float | torch.Tensor, weight: float) -> None:
+        """Add a batch's value to the shard's metric. A value on a device stays there unread."""
+        if isinstance(value, torch.Tensor):
+            value = value.detach()
+        if isinstance(value, torch.Tensor) and value.device.type != "cpu":
+            late = value.reshape(()).double() * weight
+            self._values[number] = late + self._values[number]
+        else:
+            self._values[number] = self._values[number] + float(value) * weight
 
     def _current_weight(self, call: str) -> float:
         if self._weight is None:

@@ -10,7 +10,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 from tensorforge.elastic.protocol.messages import Verdict
 from tensorforge.errors import ClosedError, ConflictError, InvalidInputError
 from tensorforge.train import Evaluation, Run, RunConfig
-from tensorforge.train.group.gloo_group import GroupAbortedError
+from tensorforge.train.group.fabric import GroupAbortedError
 from tensorforge.train.run_log import read_run_logs
 
 

@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from tensorforge.train.group import gloo_group
-from tensorforge.train.group.gloo_group import GenerationGroup, GenerationStore, GroupAbortedError
+from tensorforge.train.group import gloo_fabric
+from tensorforge.train.group.fabric import GroupAbortedError, gather_bytes
+from tensorforge.train.group.gloo_fabric import GenerationStore, GlooFabric
 
 
 def make_group(store, rank, world_size, **options):
-    return GenerationGroup(
+    return GlooFabric(
         store=store.address, generation=1, rank=rank, world_size=world_size, **options
     )
 
@@ -32,7 +33,7 @@ def trio():
     store = GenerationStore("127.0.0.1")
     groups = [make_group(store, rank, 3) for rank in range(3)]
     with ThreadPoolExecutor(3) as pool:
-        list(pool.map(GenerationGroup.form, groups))
+        list(pool.map(GlooFabric.form, groups))
     yield groups
     for group in groups:
         group.close()
@@ -41,7 +42,7 @@ def trio():
 
 def test_every_member_gets_everybodys_bytes(trio):
     with ThreadPoolExecutor(3) as pool:
-        said = pool.map(lambda group: group.gather_bytes(b"x" * group.rank), trio)
+        said = pool.map(lambda group: gather_bytes(group, b"x" * group.rank), trio)
     assert list(said) == [[b"", b"x", b"xx"]] * 3
 
 
@@ -63,17 +64,17 @@ def test_a_connection_that_others_open_while_a_group_forms_survives_its_abort(mo
     """A client, such as that of an object store, connects at the moment when gloo has connected."""
     service = socket.create_server(("127.0.0.1", 0))
     clients = []
-    find = gloo_group._sockets
+    find = gloo_fabric._sockets
 
     def connect_and_find():
         clients.append(socket.create_connection(service.getsockname()))
         return find()
 
-    monkeypatch.setattr(gloo_group, "_sockets", connect_and_find)
+    monkeypatch.setattr(gloo_fabric, "_sockets", connect_and_find)
     store = GenerationStore("127.0.0.1")
     groups = [make_group(store, rank, 2) for rank in range(2)]
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(GenerationGroup.form, groups))
+        list(pool.map(GlooFabric.form, groups))
     served = [service.accept()[0] for _ in clients]
     assert all(group._sockets for group in groups), "gloo's own connections are known"
     for group in groups:
@@ -102,7 +103,7 @@ def test_an_abort_ends_the_forming():
 
 ENDS_WHILE_A_GROUP_IS_DROPPED = """
 import threading, time
-from tensorforge.train.group import gloo_group
+from tensorforge.train.group import gloo_fabric
 
 class Slow:
     def __del__(self):
@@ -112,7 +113,7 @@ class Slow:
 
 dropping = threading.Event()
 backend = [Slow()]
-threading.Thread(target=gloo_group._drop, args=(backend, []), daemon=True).start()
+threading.Thread(target=gloo_fabric._drop, args=(backend, []), daemon=True).start()
 del backend
 dropping.wait()
 """

@@ -1,4 +1,4 @@
-"""The process group of one generation: gloo, in this process, without torch's global state.
+"""A fabric of the CPU: gloo, in this process, without torch's global state.
 
 gloo offers no way to interrupt an operation, so three rules hold here:
 
@@ -29,6 +29,7 @@ import torch
 import torch.distributed
 
 from tensorforge.errors import UnavailableError
+from tensorforge.train.group.fabric import GroupAbortedError, Wait
 
 _POLL_SECONDS = 0.1
 _TCP_ESTABLISHED = 1
@@ -41,10 +42,6 @@ atexit.register(_drop_lock.acquire, timeout=10.0)
 
 dist: Any = torch.distributed
 """Typed as `Any` because torch has no type stubs for the names that are used here."""
-
-
-class GroupAbortedError(UnavailableError):
-    """The group cannot be used any more: it was aborted, or the connection to a peer broke."""
 
 
 class GenerationStore:
@@ -88,7 +85,7 @@ def _listen(host: str) -> socket.socket:
     return listener
 
 
-class GenerationGroup:
+class GlooFabric:
     """The collective operations of one generation, over gloo. `form` connects it; one thread at a time uses it.
 
     `abort` may be called by any thread at any time, also while the group is still being formed; every wait
@@ -263,12 +260,11 @@ class GenerationGroup:
         options = dist.AllreduceOptions()
         self._wait(self._start(lambda backend: backend.allreduce([tensor], options)))
 
-    def all_gather(self, into: torch.Tensor, tensor: torch.Tensor) -> None:
-        """Concatenate the members' equally long `tensor`s in `into`, by rank."""
-        self.start_all_gather(into, tensor)()
+    def start_all_gather(self, into: torch.Tensor, tensor: torch.Tensor) -> Wait:
+        """Start to concatenate the members' equally long `tensor`s in `into`, by rank.
 
-    def start_all_gather(self, into: torch.Tensor, tensor: torch.Tensor) -> Callable[[], None]:
-        """Start `all_gather` and return at once; call the result to wait."""
+        Returns at once; call the result to wait.
+        """
         work = self._start(lambda backend: backend._allgather_base(into, tensor))  # noqa: SLF001
         return lambda: self._wait(work)
 
@@ -278,7 +274,7 @@ class GenerationGroup:
         tensor: torch.Tensor,
         receive: Sequence[int],
         send: Sequence[int],
-    ) -> Callable[[], None]:
+    ) -> Wait:
         """Start to send `send[rank]` elements of `tensor` to each member and to receive `receive[rank]`
         from each.
 
@@ -288,19 +284,6 @@ class GenerationGroup:
             lambda backend: backend.alltoall_base(into, tensor, list(receive), list(send))
         )
         return lambda: self._wait(work)
-
-    def gather_bytes(self, data: bytes) -> list[bytes]:
-        """Return every member's `data`, by rank, on every member."""
-        sizes = torch.zeros(self.world_size, dtype=torch.int64)
-        self.all_gather(sizes, torch.tensor([len(data)], dtype=torch.int64))
-        width = int(sizes.max())
-        if width == 0:
-            return [b""] * self.world_size
-        padded = torch.frombuffer(bytearray(data.ljust(width, b"\0")), dtype=torch.uint8)
-        gathered = torch.empty(self.world_size * width, dtype=torch.uint8)
-        self.all_gather(gathered, padded)
-        rows = gathered.view(self.world_size, width).numpy()
-        return [bytes(rows[rank, : int(sizes[rank])]) for rank in range(self.world_size)]
 
 
 def _drop(backend: list[Any], pending: list[Any]) -> None:
