@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +29,7 @@ class LaunchSettings:
     interrupted run continues that run.
     `host`, `port`: where the coordinator listens; beyond loopback, everybody needs the token in `run_dir`.
     `environment`: variables to add to the workers' environment.
+    `resources`: what a worker needs of a machine, such as `{"GPU": 1}`, for an engine that places workers.
     `spares`: how many processes with the script's heavy imports done wait to become the next workers.
     """
 
@@ -43,6 +43,7 @@ class LaunchSettings:
     port: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     spares: int = 1
+    resources: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         whole_number("spares", self.spares, least=0, most=MOST_SPARES)
@@ -61,10 +62,11 @@ class LaunchSettings:
                 rule = f"must be the same in config and policy ({supervisor})"
                 raise ConfigurationError(name, cluster, rule)
 
-    def worker_command(self, python: str) -> list[str]:
-        """The command line of a worker's process."""
-        script = self.script if self.as_module else str(Path(self.script).absolute())
-        return bootstrap_command(python, script, self.arguments, as_module=self.as_module)
+    def worker_words(self) -> tuple[str, ...]:
+        """The arguments of a worker's bootstrap."""
+        if self.as_module:
+            return ("-m", self.script, *self.arguments)
+        return (str(Path(self.script).absolute()), *self.arguments)
 
     def preloads(self) -> tuple[str, ...]:
         """The modules that a spare imports; if there are none, no spare is started."""
@@ -74,12 +76,9 @@ class LaunchSettings:
         except (OSError, UnicodeDecodeError):
             return ()
 
-    def worker_environment(
-        self, worker: str, coordinator: str, token: str | None
-    ) -> dict[str, str]:
-        """The environment of a worker's process."""
+    def worker_variables(self, worker: str, coordinator: str, token: str | None) -> dict[str, str]:
+        """The variables that a worker's process has in addition to those of its machine."""
         return {
-            **os.environ,
             "PYTHONUNBUFFERED": "1",
             **self.environment,
             **worker_environment(worker, coordinator, self.run_dir, self.config, token),
