@@ -5,10 +5,11 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 AZURE  := $(VENV)/azurite/.installed
+BROWSE := $(VENV)/axe/.installed
 JOBS   ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test check format docs bench soak azurite clean
+.PHONY: help install demo test check format docs bench soak azurite browser clean
 
 help:            ## list the targets
 	@grep -hE '^[a-z]+: .*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /make \1\t/' | expand -t 16
@@ -25,7 +26,7 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)   ## run the main job
 	@$(BIN)/python examples/demo.py
 
-test: $(STAMP)   ## run the tests
+test: $(STAMP) $(BROWSE) ## run the tests
 	@$(BIN)/python -m pytest -m "not soak" -n $(JOBS) --dist worksteal -q
 
 check: $(STAMP)  ## lint, formatting, types, import rules
@@ -53,6 +54,19 @@ $(AZURE): $(STAMP)
 	@if command -v npm > /dev/null; then \
 	  npm install --silent --no-audit --no-fund --prefix $(VENV)/azurite azurite@3 && touch $@; \
 	else echo "There is no npm: the Azure store will not be tested"; fi
+
+browser: $(BROWSE) ## a Chromium and axe-core for the tests of the dashboard
+
+$(BROWSE): $(STAMP)
+	@if ! command -v chromium > /dev/null && command -v apt-get > /dev/null && [ "$$(id -u)" = 0 ]; then \
+	  echo "Installing Chromium for the tests of the dashboard"; \
+	  (apt-get install -qq -y --no-install-recommends chromium || \
+	   (apt-get update -qq && apt-get install -qq -y --no-install-recommends chromium)) > /dev/null; fi; \
+	command -v chromium > /dev/null || echo "THERE IS NO CHROMIUM: the dashboard will not be tested in a browser"
+	@if command -v npm > /dev/null; then \
+	  npm install --silent --no-audit --no-fund --prefix $(VENV)/axe axe-core@4; \
+	else echo "THERE IS NO NPM: the accessibility of the dashboard will not be checked"; fi
+	@mkdir -p $(@D) && touch $@
 
 clean:           ## remove what the other targets made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build demo-output

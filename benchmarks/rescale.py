@@ -30,7 +30,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import TensorDataset
 
-from tensorforge.elastic import ElasticTrainingConfig
+from tensorforge.elastic import AdaptationStrategy, ElasticTrainingConfig
 from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.encoding import encode
 from tensorforge.statistics import percentile
@@ -40,6 +40,7 @@ WORKERS = 4
 FOREVER = 10_000_000
 STABILITY_MS = 50
 CONFIG = ElasticTrainingConfig(
+    lr_adaptation_strategy=AdaptationStrategy.NONE,
     stability_window_ms=STABILITY_MS,
     worker_heartbeat_timeout_ms=1500,
     failure_tolerance_percentage=100,

@@ -21,6 +21,7 @@ SOURCE = ROOT / "src" / "tensorforge"
 
 PACKAGES = {
     "cli": (1, "one file per command"),
+    "dashboard": (1, "pages: runs, checkpoints, models, memory"),
     "launch": (2, "starts, watches and restarts the workers"),
     "registry": (0, "models, their evidence and their audit"),
     "train": (1, "the run: steps, gradients, group, healing"),

@@ -136,8 +136,9 @@ CONFIG = Variable(
     name="TENSORFORGE_CONFIG",
     kind=JSON,
     reader=Reader.WORKER,
-    meaning="The run's `ElasticTrainingConfig`, encoded as `tensorforge.encoding` does.",
-    otherwise="`ElasticTrainingConfig()`.",
+    meaning="An `ElasticTrainingConfig`, encoded as `tensorforge.encoding` does. The coordinator refuses a "
+    "worker whose configuration is not the run's.",
+    otherwise="The coordinator sends the run's configuration.",
 )
 RUN_DIR = Variable(
     name="TENSORFORGE_RUN_DIR",
@@ -150,7 +151,7 @@ TOKEN = Variable(
     name="TENSORFORGE_TOKEN",
     kind=TEXT,
     reader=Reader.WORKER,
-    meaning="The bearer token for the coordinator, and between workers; in place of `--token`.",
+    meaning="The bearer token for the coordinator, and between workers; in place of `--token-file`.",
     otherwise="No token is sent.",
 )
 CA = Variable(

@@ -130,6 +130,11 @@ class TokenStore:
             )
         return record
 
+    def find(self, token_id: str) -> TokenRecord | None:
+        """The record with this id, whether the token is valid or not; `None` if there is none."""
+        with self._lock:
+            return self._records.get(token_id)
+
     def revoke(self, token_id: str, *, now: datetime | None = None) -> TokenRecord:
         """Make a token invalid for ever; a second call changes nothing."""
         with self._lock:

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 from tests.integration.train_cases import make_run, train, work
 
-from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import AdaptationStrategy, ElasticTrainingConfig
 from tensorforge.testing.training_cluster import TrainingCluster, forking_context
 
 HANG_SECONDS = 300
@@ -36,6 +36,7 @@ def cluster(warm_processes, tmp_path):
             "rescale_timeout_ms": 20_000,
             "failure_tolerance_percentage": 100,
             "max_consecutive_failures": 50,
+            "lr_adaptation_strategy": AdaptationStrategy.NONE,
         } | more.pop("config", {})
         return TrainingCluster(
             main or work,

@@ -7,6 +7,7 @@ import time
 from tests.integration.train_cases import make_run
 from torch.nn import functional as F  # noqa: N812
 
+from tensorforge.cluster.ended_runs import EXIT_UNFINISHED
 from tensorforge.testing.storms import check_history
 
 ENDLESS = 1_000_000
@@ -57,7 +58,7 @@ def stop(running, *names):
     finals = running.finals()
     assert set(finals) == set(names), running.describe()
     assert {final["outcome"] for final in finals.values()} == {"stopped"}
-    assert set(running.exit_codes().values()) == {0}
+    assert set(running.exit_codes().values()) == {EXIT_UNFINISHED}
     assert all("none twice, none missing" in f["proof"] for f in finals.values())
     (total,) = {final["committed_step"] + 1 for final in finals.values()}
     check_history(running.events(), total)

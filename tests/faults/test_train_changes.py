@@ -21,6 +21,7 @@ from torch.nn import functional as F  # noqa: N812
 
 from tensorforge.catalog import CheckpointSchedule
 from tensorforge.cluster.elastic_config import AdaptationStrategy
+from tensorforge.cluster.ended_runs import EXIT_UNFINISHED
 from tensorforge.train import CheckpointPlan
 
 
@@ -152,13 +153,14 @@ def test_one_signal_stops_the_whole_run_after_the_same_step(cluster):
 
 @pytest.mark.parametrize("strategy", [AdaptationStrategy.LINEAR, AdaptationStrategy.SQUARE_ROOT])
 def test_batch_and_rate_follow_the_workers_and_samples_come_once(cluster, strategy):
+    config = {"lr_adaptation_strategy": strategy}
     settings = {
-        "strategy": strategy,
         "base_workers": 2,
         "batch_size": 24,
         "clip_grad_norm": None,
     }
-    with cluster(main=endless_work, arguments=("mlp", "adamw", settings), workers=2) as running:
+    work = ("mlp", "adamw", settings)
+    with cluster(main=endless_work, arguments=work, workers=2, config=config) as running:
         start_together(running, "a", "b")
         running.wait_for_step(running.committed_step() + 5)
         running.kill("b")
@@ -218,7 +220,7 @@ def test_everybody_asked_to_leave_stops_the_run_in_peace(cluster):
         for name in "abc":
             running.ask_to_leave(name)
         running.wait_for_end()
-        assert set(running.exit_codes().values()) == {0}
+        assert set(running.exit_codes().values()) == {EXIT_UNFINISHED}
         assert {f["outcome"] for f in running.finals().values()} <= {"left", "stopped"}
 
 
@@ -252,7 +254,7 @@ def test_a_preempted_run_leaves_an_emergency_checkpoint(cluster, tmp_path):
         assert "emergency" in {e.get("type") for e in events}
         running.ask_to_leave("a")
         running.wait_for_end()
-        assert set(running.exit_codes().values()) == {0}
+        assert set(running.exit_codes().values()) == {EXIT_UNFINISHED}
 
 
 def leaving_the_loop(stops):
@@ -282,7 +284,7 @@ def test_a_run_that_is_stopped_early_ends_together(cluster):
     with cluster(main=leaving_the_loop, arguments=(True,), workers=2) as running:
         start(running, "a", "b")
         running.wait_for_end()
-        assert set(running.exit_codes().values()) == {0}, running.describe()
+        assert set(running.exit_codes().values()) == {EXIT_UNFINISHED}, running.describe()
         ends = running.finals().values()
         assert {(f["outcome"], f["reason"]) for f in ends} == {("stopped", "no more progress")}
         assert len({(f["committed_step"], f["digest"]) for f in ends}) == 1

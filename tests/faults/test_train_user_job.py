@@ -3,7 +3,13 @@
 import ast
 
 import pytest
-from tests.integration.user_job import OVERFLOWS, make_user_run, train_user_job, user_work
+from tests.integration.user_job import (
+    OVERFLOWS,
+    hammered_work,
+    make_user_run,
+    train_user_job,
+    user_work,
+)
 
 from tensorforge.testing.storms import Storm, check_history, draw_storm
 
@@ -70,3 +76,20 @@ def test_a_storm_changes_nothing_in_a_users_job(cluster, undisturbed, seed):
         assert [(step, found[step]) for step in range(TOTAL)] == losses, story
         skipped = {event["step"] for event in commits if event["is_skipped"]}
         assert skipped == set(OVERFLOWS)
+
+
+def test_reconnects_retries_and_saves_draw_nothing_from_the_users_streams(
+    cluster, undisturbed, tmp_path
+):
+    """The coordinator is away for most of the run, so that both workers try to reconnect all the time."""
+    arguments = (TOTAL, str(tmp_path / "checkpoints"))
+    with cluster(main=hammered_work, arguments=arguments, workers=2) as running:
+        for name in "ab":
+            running.start_worker(name)
+        running.wait_for_step(2)
+        running.kill_coordinator()
+        running.wait_for_step(TOTAL - 5)
+        running.start_coordinator()
+        running.wait_for_end()
+        finals = {name: final["digest"] for name, final in running.finals().items()}
+        assert finals == dict.fromkeys("ab", undisturbed[0]), running.describe()

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from tensorforge.elastic import CoordinatorClient
+from tensorforge.elastic.protocol.token_files import read_token
 from tensorforge.launch.run_directory import read_record
 
 TOY = str(Path(__file__).with_name("toy_train.py"))
@@ -79,7 +80,8 @@ class Launched:
 
     @contextmanager
     def client(self):
-        with CoordinatorClient(self.record.coordinator_address) as client:
+        token = read_token(self.folder / "token")
+        with CoordinatorClient(self.record.coordinator_address, token=token) as client:
             yield client
 
 
@@ -255,8 +257,9 @@ def test_a_worker_from_elsewhere_joins_and_leaves(launch):
     launched.until("generation_formed", generation=1)
     address = launched.record.coordinator_address
     command = [sys.executable, "-m", "tensorforge", "worker", "-c", address, "--id", "far-1"]
+    token = ["--token-file", str(launched.folder / "token")]
     with subprocess.Popen(
-        [*command, "--json", TOY, "--steps", "100000"], stdout=subprocess.PIPE, text=True
+        [*command, *token, "--json", TOY, "--steps", "100000"], stdout=subprocess.PIPE, text=True
     ) as far:
         assert json.loads(far.stdout.readline())["worker"] == "far-1"
         launched.saw_members(lambda members: members == {"worker-0", "far-1"})

@@ -1,5 +1,6 @@
 """A generation's group by itself: aborting it, dropping it, and ending the process meanwhile."""
 
+import socket
 import subprocess
 import sys
 import threading
@@ -8,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from tensorforge.train.group import gloo_group
 from tensorforge.train.group.gloo_group import GenerationGroup, GenerationStore, GroupAbortedError
 
 
@@ -55,6 +57,33 @@ def test_an_abort_ends_the_waiting_of_all_members_but_no_listening_socket(trio):
         assert all("generation 1" in each.result(30) for each in waiting)
     with pytest.raises(GroupAbortedError, match="a test"):
         trio[2].all_reduce(torch.zeros(1))
+
+
+def test_a_connection_that_others_open_while_a_group_forms_survives_its_abort(monkeypatch):
+    """A client, such as that of an object store, connects at the moment when gloo has connected."""
+    service = socket.create_server(("127.0.0.1", 0))
+    clients = []
+    find = gloo_group._sockets
+
+    def connect_and_find():
+        clients.append(socket.create_connection(service.getsockname()))
+        return find()
+
+    monkeypatch.setattr(gloo_group, "_sockets", connect_and_find)
+    store = GenerationStore("127.0.0.1")
+    groups = [make_group(store, rank, 2) for rank in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(GenerationGroup.form, groups))
+    served = [service.accept()[0] for _ in clients]
+    assert all(group._sockets for group in groups), "gloo's own connections are known"
+    for group in groups:
+        group.close()
+    for client in clients:
+        client.sendall(b"x")
+    assert [connection.recv(1) for connection in served] == [b"x"] * len(clients)
+    for each in (service, *clients, *served):
+        each.close()
+    store.close()
 
 
 def test_an_abort_ends_the_forming():

@@ -94,6 +94,7 @@ def make_run(
     checkpoints=None,
     loading=None,
     dataset=None,
+    evaluation=None,
     **settings,
 ):
     torch.set_num_threads(1)
@@ -109,6 +110,7 @@ def make_run(
         config,
         scheduler=scheduler,
         loading=loading,
+        evaluation=evaluation,
         checkpoints=checkpoints,
         membership=membership,
     )

@@ -4,16 +4,22 @@ The data set draws from three random streams. There are an average of the weight
 precision with loss scaling and overflows, clipping and a scheduler.
 """
 
+import contextlib
 import os
 import random
 import signal
+import threading
+import time
 
 import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
 
-from tensorforge.train import LossScaling, Run, RunConfig
+from tensorforge.catalog import CheckpointSchedule
+from tensorforge.errors import UnavailableError
+from tensorforge.resilience import RetryPolicy
+from tensorforge.train import CheckpointPlan, LossScaling, Run, RunConfig
 from tensorforge.train.loop.engine import StepEngine
 
 OVERFLOWS = (3, 4, 11)
@@ -23,7 +29,8 @@ OVERFLOWS = (3, 4, 11)
 class RandomCrops:
     """Draws from the streams of Python, numpy and torch while it makes a sample."""
 
-    def __init__(self, size=150):
+    def __init__(self, size=150, pause=0.0):
+        self.pause = pause
         source = torch.Generator().manual_seed(5)
         self.inputs = torch.randn(size, 12, generator=source)
         self.labels = torch.randint(4, (size,), generator=source)
@@ -33,6 +40,8 @@ class RandomCrops:
 
     def __getitem__(self, index):
         noise = random.random() + float(np.random.rand())
+        time.sleep(self.pause)
+        noise += random.random()
         crop = self.inputs[index] + 0.1 * torch.randn(12)
         return crop * (1 + 0.01 * noise), self.labels[index]
 
@@ -59,7 +68,7 @@ class WeightAverage:
         self.average = {name: value.clone() for name, value in state["average"].items()}
 
 
-def make_user_run(membership=None, checkpoints=None, *, dtype="bfloat16", **settings):
+def make_user_run(membership=None, checkpoints=None, *, dtype="bfloat16", pause=0.0, **settings):
     torch.set_num_threads(1)
     torch.manual_seed(11)
     model = nn.Sequential(nn.Linear(12, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 4))
@@ -78,7 +87,7 @@ def make_user_run(membership=None, checkpoints=None, *, dtype="bfloat16", **sett
     run = Run(
         model,
         optimizer,
-        RandomCrops(),
+        RandomCrops(pause=pause),
         RunConfig(**(chosen | {"loss_scaling": scaling} | settings)),
         scheduler=torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40),
         stateful={"average": average},
@@ -124,3 +133,29 @@ def _die_before_the_vote(at_step):
         return vote(engine)
 
     StepEngine._vote = die
+
+
+def hammered_work(total, folder):
+    """The job with slow samples, a save after every few steps, and a thread that retries without a pause."""
+    plan = CheckpointPlan(location=folder, schedule=CheckpointSchedule(every_steps=3))
+    run, average = make_user_run(checkpoints=plan, pause=0.002)
+    over = threading.Event()
+    thread = threading.Thread(target=_retry_until, args=(over,))
+    thread.start()
+    try:
+        train_user_job(run, average, total)
+    finally:
+        over.set()
+        thread.join()
+
+
+def _retry_until(over):
+    policy = RetryPolicy(max_attempts=50, base_delay=0.001, max_delay=0.002)
+
+    def fail():
+        if not over.is_set():
+            raise UnavailableError("again")
+
+    while not over.is_set():
+        with contextlib.suppress(UnavailableError):
+            policy.run(fail)

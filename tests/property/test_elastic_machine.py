@@ -114,7 +114,9 @@ class CoordinatorModel(RuleBasedStateMachine):
                 if worker in members and worker.id not in fresh:
                     assert members[rank] == worker, "replacements leave the others' ranks alone"
         limit = self.cluster.machine.state.limit
-        assert limit is None or len(members) <= limit or not fresh
+        roster = self.cluster.machine.state.roster
+        stay = [m for m in members if not (p := roster.get(m.id)) or not p.is_leaving]
+        assert limit is None or len(stay) <= limit or not fresh
         too_few = len(members) < self.cluster.config.min_workers
         assert entry.paused == (too_few or "may still be training" in entry.reason)
         assert entry.reason
@@ -128,13 +130,15 @@ class CoordinatorModel(RuleBasedStateMachine):
             members = self.topologies[message.generation]
             config = self.cluster.config
             assert config.min_workers <= len(members)
-            assert config.max_workers is None or len(members) <= config.max_workers
+            # Leaving members may hand their state over to joiners, in one generation together.
+            roster = self.cluster.machine.state.roster
+            stay = [m for m in members if not (p := roster.get(m.id)) or not p.is_leaving]
+            assert config.max_workers is None or len(stay) <= config.max_workers
             known = self.formations.setdefault(message.generation, message.reports)
             assert known == message.reports, "all members hear the same"
             assert len(message.reports) == len(members)
             self.check_that_nobody_else_trains(message.generation)
-            veterans = [r.committed_step for r in message.reports if not r.is_newcomer]
-            assert not veterans or message.target_step == max(veterans)
+            assert message.target_step == max(r.committed_step for r in message.reports)
 
     def check_that_nobody_else_trains(self, generation):
         """A step needs all members of its generation, so one that has stopped ends the group for good."""

@@ -233,6 +233,7 @@ PUBLIC = {
     },
     "tensorforge.train": {
         "CheckpointPlan",
+        "CheckpointSchedule",
         "Evaluation",
         "Loading",
         "LocalShards",

@@ -7,6 +7,7 @@ is made self-contained by `compaction`. `deletion` removes records first and fil
 `chains` has the pure rules: records, chains of parents, retention, choice of a restore point, schedules.
 `manager`, `queries`, `schema`, `measurements` and `identifiers` are the database; `stored_records` relates
 records to files; `upkeep` repairs after crashes, verifies and rebuilds; `emergency` saves on signals.
+`checkpoint_location` is the file in a run's folder that says where its checkpoints and their catalog are.
 Modules that touch files are imported at first use.
 """
 

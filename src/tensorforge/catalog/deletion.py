@@ -68,12 +68,15 @@ class Deletions:
                 some = CHECKPOINTS.c.checkpoint_id.in_(ids[start : start + _IDS_PER_STATEMENT])
                 connection.execute(CHECKPOINTS.update().where(some).values(note=reason, **values))
 
-    def remove_files(self) -> int:
-        """The second phase, for all tombstones with files. Returns the number of successes; the rest stay."""
+    def remove_files(self, training_run_id: str | None = None) -> int:
+        """The second phase, for all tombstones with files, of one run or of all.
+
+        Returns the number of successes; the rest stay.
+        """
         if self._remove_files is None:
             return 0
         finished = 0
-        for record in self._pending():
+        for record in self.pending(training_run_id):
             try:
                 self._remove_files(record)
             except TensorForgeError as error:
@@ -84,11 +87,14 @@ class Deletions:
             finished += 1
         return finished
 
-    def _pending(self) -> list[CheckpointRecord]:
+    def pending(self, training_run_id: str | None = None) -> list[CheckpointRecord]:
+        """The tombstones with files, in the order in which the files are removed."""
         query = sa.select(CHECKPOINTS).where(
             CHECKPOINTS.c.state == CheckpointState.DELETED.value,
             CHECKPOINTS.c.files_pending.is_(True),
         )
+        if training_run_id is not None:
+            query = query.where(CHECKPOINTS.c.training_run_id == training_run_id)
         with self._database.read() as connection:
             # Newest first, so that the files of a parent are never removed before those of its children.
             latest = query.order_by(CHECKPOINTS.c.step.desc(), CHECKPOINTS.c.created_at.desc())

@@ -38,6 +38,7 @@ from tensorforge.catalog.schema import (
     to_microseconds,
     to_row,
 )
+from tensorforge.checkpoint.format.manifest import SUFFIX
 from tensorforge.errors import (
     AlreadyExistsError,
     ConflictError,
@@ -147,15 +148,22 @@ class CheckpointManager:
     def adopt(self, record: CheckpointRecord) -> CheckpointRecord:
         """Add a record as it is, with its id. A rebuild of the catalog from manifests uses this.
 
-        A tombstone with this id is replaced; any other record with this id is an `AlreadyExistsError`.
+        A tombstone without files and a corrupted record with this id are replaced; any other record with this
+        id is an `AlreadyExistsError`.
         """
         if record.state is CheckpointState.DELETED:
             raise InvalidInputError(f"{record.checkpoint_id!r}: a deleted record cannot be adopted")
         name = CHECKPOINTS.c.checkpoint_id == record.checkpoint_id
         with self._database.write() as connection:
             queries.lock_run(connection, record.training_run_id)
-            deleted = CHECKPOINTS.c.state == CheckpointState.DELETED.value
-            connection.execute(CHECKPOINTS.delete().where(name, deleted))
+            is_replaced = sa.or_(
+                sa.and_(
+                    CHECKPOINTS.c.state == CheckpointState.DELETED.value,
+                    CHECKPOINTS.c.files_pending.is_(False),
+                ),
+                CHECKPOINTS.c.state == CheckpointState.CORRUPTED.value,
+            )
+            connection.execute(CHECKPOINTS.delete().where(name, is_replaced))
             if connection.scalar(sa.select(CHECKPOINTS.c.checkpoint_id).where(name)) is not None:
                 raise AlreadyExistsError(
                     f"the catalog has checkpoint {record.checkpoint_id!r} already"
@@ -171,7 +179,10 @@ class CheckpointManager:
         *,
         verified_at: datetime | None = None,
     ) -> CheckpointRecord:
-        """Record that the checkpoint is committed. `storage_path` is its prefix or the key of its manifest."""
+        """Record that the checkpoint is committed. `storage_path` is its prefix.
+
+        The key of its manifest is accepted too; the record has the prefix.
+        """
         if size_bytes < 0 or not storage_path:
             raise InvalidInputError(
                 f"size_bytes = {size_bytes}, storage_path = {storage_path!r}: "
@@ -180,7 +191,7 @@ class CheckpointManager:
         verified = None if verified_at is None else to_microseconds(verified_at)
         values = {
             "size_bytes": size_bytes,
-            "storage_path": storage_path,
+            "storage_path": storage_path.removesuffix(SUFFIX),
             "verified_at": verified,
             "note": "",
         }
@@ -352,7 +363,7 @@ class CheckpointManager:
             deleted = [*reversed(children), record]
             for each in deleted:
                 self._deletions.mark(connection, each, reason)
-        self.remove_deleted_files()
+        self.remove_deleted_files(record.training_run_id)
         return tuple(each.checkpoint_id for each in deleted)
 
     def retention(
@@ -381,16 +392,21 @@ class CheckpointManager:
                 decisions = [d for d in self._decide(connection, runs, moment) if not d.keep]
                 self._deletions.mark_all(connection, decisions, moment)
             deleted.extend(decision.checkpoint_id for decision in decisions)
-        self.remove_deleted_files()
+        self.remove_deleted_files(training_run_id)
         self._deletions.drop_old(moment)
         return tuple(deleted)
 
-    def remove_deleted_files(self) -> int:
+    def remove_deleted_files(self, training_run_id: str | None = None) -> int:
         """Run the second phase of deletion for every tombstone that has files, and return how many succeeded.
 
-        One that fails is tried again by the next call.
+        One that fails is tried again by the next call. With `training_run_id` only those of this run: runs that
+        share a catalog may have different stores.
         """
-        return self._deletions.remove_files()
+        return self._deletions.remove_files(training_run_id)
+
+    def with_files_left(self, training_run_id: str | None = None) -> tuple[CheckpointRecord, ...]:
+        """The deleted checkpoints, of one run or of all, whose files could not be removed yet."""
+        return tuple(self._deletions.pending(training_run_id))
 
     def close(self) -> None:
         """Close the database if the manager opened it; closing twice is fine."""

@@ -83,8 +83,9 @@ class Restored:
 class RunCheckpoints:
     """Saves and restores one run. Every rank has one; only rank 0 needs the catalog.
 
-    `increments` turns on incremental checkpoints; with `None` every checkpoint is full. Make the `manager` with
-    `remover(store)` for the same store, so that deletions remove the files.
+    `increments` turns on incremental checkpoints; with `None` every checkpoint is full. With `collects_garbage`
+    each save also deletes what the manager's policy does not keep. Make the `manager` with `remover(store)` for
+    the same store, so that deletions remove the files.
     """
 
     def __init__(
@@ -95,12 +96,14 @@ class RunCheckpoints:
         *,
         coordinator: DistributedCoordinator | None = None,
         increments: IncrementPolicy | None = None,
+        collects_garbage: bool = False,
     ) -> None:
         self.training_run_id = training_run_id
         self._checkpoint = checkpoint
         self._store = checkpoint.storage
         self._coordinator = coordinator or SingleProcess()
         self._increments = increments
+        self._collects_garbage = collects_garbage
         self._cache = ContentCache(increments.base_memory if increments else 0)
         self._compaction: threading.Thread | None = None
         self._pending: PendingSave | None = None
@@ -199,7 +202,16 @@ class RunCheckpoints:
     def _end(self, record: CheckpointRecord, seconds: float) -> CheckpointRecord:
         done = _required(self._agree(lambda: _Decision(self._finish(record, seconds))))
         self._compact_if_due(done)
+        if self._collects_garbage and self._is_first:
+            self._collect_garbage()
         return done
+
+    def _collect_garbage(self) -> None:
+        try:
+            self._catalog.gc(training_run_id=self.training_run_id)
+        except TensorForgeError as error:
+            # The save is complete; the next one collects again.
+            _LOG.warning("no checkpoint of %s was deleted: %s", self.training_run_id, error)
 
     def emergency(
         self,
@@ -230,8 +242,8 @@ class RunCheckpoints:
     ) -> Restored:
         """Load the best checkpoint that meets the criteria; by default the best of the run.
 
-        A damaged checkpoint is marked as corrupted, and the next best one is loaded. `NotFoundError` if none
-        is left.
+        A damaged checkpoint is marked as corrupted, and the next best one is loaded. One of a newer version of
+        the format, or without files in this store, is passed over. `NotFoundError` if none is left.
         """
         self._prepare()
         wanted = criteria or RestoreCriteria(training_run_id=self.training_run_id)
@@ -246,7 +258,7 @@ class RunCheckpoints:
                 if error.type not in _UNUSABLE:
                     raise
                 damaged.append(record.checkpoint_id)
-                if self._is_first:
+                if self._is_first and error.type is CheckpointErrorType.CORRUPTED_CHECKPOINT:
                     self._catalog.mark_corrupted(record.checkpoint_id, str(error))
                 continue
             seconds = time.perf_counter() - started
@@ -395,13 +407,17 @@ class RunCheckpoints:
         ).raise_if_invalid()
 
     def _choose(self, criteria: RestoreCriteria, damaged: list[str]) -> _Decision:
-        record = self._catalog.find_restore_point(criteria)
-        if record is None:
-            tried = f"; damaged: {', '.join(damaged)}" if damaged else ""
-            raise NotFoundError(
-                f"run {criteria.training_run_id!r} has no checkpoint that can be restored{tried}"
-            )
-        return _Decision(record)
+        for candidate in self._catalog.restore_plan(criteria).candidates:
+            record = candidate.record
+            if candidate.score.refusal or record.checkpoint_id in damaged:
+                continue
+            if store_index.exists(self._store, record.storage_path):
+                return _Decision(record)
+            _LOG.warning("%s has no files in %s", record.checkpoint_id, self._store.url)
+        tried = f"; damaged: {', '.join(damaged)}" if damaged else ""
+        raise NotFoundError(
+            f"run {criteria.training_run_id!r} has no checkpoint that can be restored{tried}"
+        )
 
     def _measure_restore(self, record: CheckpointRecord, seconds: float) -> None:
         if self._is_first:

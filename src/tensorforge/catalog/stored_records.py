@@ -1,11 +1,13 @@
 """The relation of catalog and store: where the files of a record are, and the record inside a manifest.
 
 The prefix of a checkpoint is `<run>/<checkpoint id>`, and its manifest contains the entire record, so that the
-catalog can be rebuilt from manifests alone. Imports no torch.
+catalog can be rebuilt from manifests alone. The first versions of training named their checkpoints
+`step-<step>-g<generation>-<hex>` and kept the record in the database only. Imports no torch.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -23,6 +25,10 @@ from tensorforge.storage.blobs import BlobStore
 METADATA = "tensorforge.catalog"
 """The key of a manifest's custom metadata that contains the record."""
 
+OLD_BOOKKEEPING = "tensorforge_run"
+"""The key of a manifest's custom metadata with the bookkeeping of a run, as the first versions saved it."""
+
+_OLD_PREFIX = re.compile(r"step-(\d{8,18})-g\d+-[0-9a-f]{6}")
 _SAFE = "-_.~ "
 _LONGEST_SAVE = timedelta(days=1)
 
@@ -45,11 +51,19 @@ def with_record(metadata: Mapping[str, Any], record: CheckpointRecord) -> dict[s
     return {**metadata, METADATA: encode(record)}
 
 
-def record_in(manifest: CheckpointManifest, size_bytes: int) -> CheckpointRecord | None:
-    """The record in a manifest, as a complete one; `None` if no catalog was used for the save."""
+def record_in(
+    manifest: CheckpointManifest, size_bytes: int, *, old_run: str = "default"
+) -> CheckpointRecord | None:
+    """The record in a manifest, as a complete one; `None` if no catalog was used for the save.
+
+    A manifest of the first versions of training has no record: it gets one of the run `old_run`, with the
+    prefix as id.
+    """
     metadata = manifest.custom_metadata
-    if not isinstance(metadata, dict) or METADATA not in metadata:
+    if not isinstance(metadata, dict):
         return None
+    if METADATA not in metadata:
+        return _old_record(manifest, size_bytes, old_run) if OLD_BOOKKEEPING in metadata else None
     try:
         record = decode(metadata[METADATA], CheckpointRecord)
     except EncodingError:
@@ -68,6 +82,23 @@ def record_in(manifest: CheckpointManifest, size_bytes: int) -> CheckpointRecord
         parent_id=None if parent is None else parent[1],
         storage_path=manifest.prefix,
         note="",
+    )
+
+
+def _old_record(manifest: CheckpointManifest, size_bytes: int, run: str) -> CheckpointRecord | None:
+    named = _OLD_PREFIX.fullmatch(manifest.prefix)
+    if named is None:
+        return None
+    return CheckpointRecord(
+        checkpoint_id=manifest.prefix,
+        training_run_id=run,
+        epoch=0,
+        step=int(named[1]),
+        checkpoint_type=CheckpointType.FULL,
+        state=CheckpointState.COMPLETE,
+        created_at=manifest.created_at,
+        size_bytes=size_bytes,
+        storage_path=manifest.prefix,
     )
 
 

@@ -40,11 +40,15 @@ class SweepReport:
 
 @dataclass(frozen=True, slots=True)
 class RebuildReport:
-    """What a rebuild found: ids added, ids added as corrupted, prefixes of manifests without a record."""
+    """What a rebuild found: ids added, ids added as corrupted, prefixes of manifests without a record.
+
+    `recovered`: the ids of checkpoints that the catalog had as corrupted and whose bytes are all intact.
+    """
 
     adopted: tuple[str, ...] = ()
     corrupted: tuple[str, ...] = ()
     foreign: tuple[str, ...] = ()
+    recovered: tuple[str, ...] = ()
 
 
 def sweep(
@@ -60,7 +64,7 @@ def sweep(
     moment = now or datetime.now(UTC)
     store_index.sweep(store, moment)
     sweep_compactions(store, moment)
-    manager.remove_deleted_files()
+    manager.remove_deleted_files(training_run_id)
     runs = [run.training_run_id for run in manager.list_runs()]
     completed: list[str] = []
     deleted: list[str] = []
@@ -113,16 +117,26 @@ def verify(
     return report
 
 
-def rebuild(manager: CheckpointManager, store: BlobStore) -> RebuildReport:
+def rebuild(
+    manager: CheckpointManager, store: BlobStore, *, old_run: str = "default"
+) -> RebuildReport:
     """Add every checkpoint of a store that the catalog does not know, from the manifests alone.
 
-    A checkpoint whose manifest cannot be read, or whose files are missing, is added as corrupted.
+    A checkpoint whose manifest cannot be read, or whose files are missing, is added as corrupted. One that the
+    catalog has as corrupted is read again, and is complete if every byte is intact. `old_run` is the run of
+    checkpoints whose manifests name none; see `stored_records`.
     """
     adopted: list[str] = []
     corrupted: list[str] = []
     foreign: list[str] = []
+    recovered: list[str] = []
+    known = _by_prefix(manager)
     for prefix, blob in store_index.manifest_blobs(store):
-        record = _record_at(store, blob, prefix)
+        if prefix in known:
+            if _recover(manager, store, known[prefix]):
+                recovered.append(known[prefix].checkpoint_id)
+            continue
+        record = _record_at(store, blob, prefix, old_run)
         if record is None:
             foreign.append(prefix)
             continue
@@ -132,15 +146,44 @@ def rebuild(manager: CheckpointManager, store: BlobStore) -> RebuildReport:
             continue
         intact = record.state is CheckpointState.COMPLETE
         (adopted if intact else corrupted).append(record.checkpoint_id)
-    return RebuildReport(tuple(adopted), tuple(corrupted), tuple(foreign))
+    return RebuildReport(tuple(adopted), tuple(corrupted), tuple(foreign), tuple(recovered))
 
 
-def _record_at(store: BlobStore, blob: BlobInfo, prefix: str) -> CheckpointRecord | None:
+def _by_prefix(manager: CheckpointManager) -> dict[str, CheckpointRecord]:
+    records = (
+        record
+        for run in manager.list_runs()
+        for record in manager.list_for_run(run.training_run_id)
+    )
+    return {record.storage_path: record for record in records if record.storage_path}
+
+
+def _recover(manager: CheckpointManager, store: BlobStore, record: CheckpointRecord) -> bool:
+    """Whether a record was corrupted without reason; it is complete then."""
+    if record.state is not CheckpointState.CORRUPTED:
+        return False
+    validator = CheckpointValidator(store, [EveryByteIsIntact()])
+    if not validator.validate(record.storage_path).is_valid:
+        return False
+    verified = manager.now()
+    manager.adopt(replace(record, state=CheckpointState.COMPLETE, note="", verified_at=verified))
+    return True
+
+
+def without_record(manager: CheckpointManager, store: BlobStore) -> tuple[str, ...]:
+    """The prefixes in a store that no record of the catalog names; `rebuild` adds them."""
+    known = _by_prefix(manager)
+    return tuple(prefix for prefix, _ in store_index.manifest_blobs(store) if prefix not in known)
+
+
+def _record_at(
+    store: BlobStore, blob: BlobInfo, prefix: str, old_run: str
+) -> CheckpointRecord | None:
     try:
         manifest = store_index.read_manifest(store, prefix)
     except CheckpointError as error:
         return _unreadable(blob, prefix, str(error))
-    record = record_in(manifest, manifest.size_bytes + blob.size)
+    record = record_in(manifest, manifest.size_bytes + blob.size, old_run=old_run)
     if record is None:
         return None
     report = CheckpointValidator(store).validate_manifest(manifest)

@@ -210,6 +210,8 @@ class DistributedCheckpoint:
             captured.add("model", model_state)
             if optimizer is not None and options.include_optimizer:
                 captured.add("optimizer", _optimizer_state(optimizer, model, model_state))
+            if options.extra_state:
+                captured.add("extra", options.extra_state)
             if options.include_rng_state:
                 captured.add("rng", {str(self._coordinator.rank): random_state()})
             return captured

@@ -12,13 +12,13 @@ import numpy as np
 import torch
 
 from tensorforge.checkpoint.format.boxes import TensorBox
-from tensorforge.checkpoint.format.file_layout import MODEL, OPTIMIZER, RANDOM
+from tensorforge.checkpoint.format.file_layout import EXTRA, MODEL, OPTIMIZER, RANDOM
 from tensorforge.checkpoint.format.formats import TORCH_NAMES
 from tensorforge.checkpoint.format.state_trees import Json, encode_tree
 from tensorforge.checkpoint.tensors import LocalTensor, describe, is_tensor
 from tensorforge.errors import EncodingError, InvalidInputError
 
-_CLASHING = tuple(f"{MODEL}{taken}" for taken in (OPTIMIZER, RANDOM, "__metadata__"))
+_CLASHING = tuple(f"{MODEL}{taken}" for taken in (OPTIMIZER, RANDOM, EXTRA, "__metadata__"))
 """Files name a model's tensors without `MODEL`; these names would be taken for other tensors there."""
 
 
@@ -37,7 +37,7 @@ class CapturedState:
     _by_memory: dict[Any, str] = field(default_factory=dict)
 
     def add(self, kind: str, state: Mapping[str, Any]) -> None:
-        """Add a state dictionary as `kind` (`model`, `optimizer` or `rng`)."""
+        """Add a state dictionary as `kind` (`model`, `optimizer`, `rng` or `extra`)."""
 
         def leaf(value: object, where: str) -> Json | None:
             if is_tensor(value):

@@ -46,6 +46,8 @@ class SaveOptions:
     `timeout`: seconds for the save; `None` for the default of `DistributedCheckpoint`.
     `increment`: finds chunks of an earlier checkpoint; the manifest refers to them, and they are not
     written again.
+    `extra_state`: more state of the caller, with or without tensors. It is saved beside model and optimizer,
+    and a load returns it. All ranks pass the same one.
     """
 
     checkpoint_prefix: str | None = None
@@ -56,6 +58,7 @@ class SaveOptions:
     timeout: float | None = None
     custom_metadata: Mapping[str, Any] = field(default_factory=dict)
     increment: Increment | None = None
+    extra_state: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         member("format", self.format, CheckpointFormat)
@@ -176,6 +179,7 @@ class CheckpointLoadResult:
     target_world_size: int
     was_resharded: bool
     custom_metadata: Mapping[str, Any]
+    extra_state: Mapping[str, Any] = field(default_factory=dict)
     mismatch: Mismatch = Mismatch()
     rejected: tuple[Rejected, ...] = ()
     random_state: RandomStateOutcome = RandomStateOutcome.SKIPPED

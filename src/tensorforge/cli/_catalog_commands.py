@@ -1,4 +1,4 @@
-"""`tensorforge checkpoint runs | gc | restore-plan | rebuild | audit`: the commands that use the catalog."""
+"""`tensorforge checkpoint runs | latest | gc | restore-plan | rebuild | audit`: commands on the catalog."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
-from tensorforge import environment
 from tensorforge.catalog import (
     CheckpointManager,
     CheckpointRecord,
@@ -23,28 +20,27 @@ from tensorforge.catalog import (
     RestorePlan,
     RetentionDecision,
     rebuild,
-    remover,
     sweep,
     verify,
 )
+from tensorforge.catalog.upkeep import without_record
+from tensorforge.cli._checkpoint_places import (
+    AsJson,
+    Catalog,
+    Place,
+    RunDir,
+    Store,
+    find_place,
+    latest_record,
+    require_run,
+)
+from tensorforge.cli._tables import print_table, table_of
 from tensorforge.encoding import encode
 from tensorforge.errors import InvalidInputError, NotFoundError
 from tensorforge.storage.blobs import BlobStore
-from tensorforge.storage.opening import open_store
 
-Store = Annotated[
-    str,
-    typer.Option("--store", envvar=environment.STORE.name, help="Folder or URL of the store."),
-]
-Catalog = Annotated[
-    str,
-    typer.Option("--catalog", envvar=environment.CATALOG.name, help="SQLite file or database URL."),
-]
 Run = Annotated[str | None, typer.Option("--run", help="Only this run.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
-DEFAULT_STORE = str(environment.STORE.default)
-DEFAULT_CATALOG = str(environment.CATALOG.default)
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 
 
@@ -55,32 +51,27 @@ class _Opened:
 
 
 @contextlib.contextmanager
-def opened_store(url: str) -> Iterator[BlobStore]:
-    """The store at a folder or URL, closed at the end of the block."""
-    with contextlib.closing(open_store(url)) as store:
-        yield store
-
-
-@contextlib.contextmanager
-def _opened(store_url: str, catalog_url: str, policy: GcPolicy | None = None) -> Iterator[_Opened]:
+def _opened(place: Place, policy: GcPolicy | None = None) -> Iterator[_Opened]:
     with (
-        opened_store(store_url) as store,
-        CheckpointManager(policy, database=catalog_url, remove_files=remover(store)) as manager,
+        place.opened_store() as store,
+        place.opened_catalog(store, policy) as manager,
     ):
         yield _Opened(manager, store)
 
 
 def runs(
-    catalog: Catalog = DEFAULT_CATALOG,
+    store: Store = None,
+    catalog: Catalog = None,
+    run_dir: RunDir = None,
     json_output: AsJson = False,
 ) -> None:
     """List the runs that have checkpoints."""
-    with CheckpointManager(database=catalog) as manager:
-        found = manager.list_runs()
+    with _opened(find_place(store, catalog, run_dir)) as opened:
+        found = opened.manager.list_runs()
     if json_output:
         typer.echo(json.dumps([encode(run)["data"] for run in found]))
         return
-    table = Table("run", "checkpoints", "size", "last step", "last saved")
+    table = table_of("run", "checkpoints", "size", "last step", "last saved")
     for run in found:
         table.add_row(
             run.training_run_id,
@@ -89,12 +80,13 @@ def runs(
             str(run.last_step),
             f"{run.last_created_at:%Y-%m-%d %H:%M:%S}",
         )
-    Console().print(table)
+    print_table(table, "run")
 
 
 def gc(
-    store: Store = DEFAULT_STORE,
-    catalog: Catalog = DEFAULT_CATALOG,
+    store: Store = None,
+    catalog: Catalog = None,
+    run_dir: RunDir = None,
     run: Run = None,
     keep: Annotated[
         int | None, typer.Option(help="How many of the newest to keep of each run.")
@@ -124,33 +116,49 @@ def gc(
         metric_key=metric,
         metric_ascending=not higher_is_better,
     )
-    with _opened(store, catalog, policy) as opened:
+    place = find_place(store, catalog, run_dir)
+    run = run or place.run
+    with _opened(place, policy) as opened:
         if not dry_run:
-            sweep(opened.manager, opened.store)
+            sweep(opened.manager, opened.store, training_run_id=run)
         decisions = list(opened.manager.retention(training_run_id=run))
         deleted = () if dry_run else opened.manager.gc(training_run_id=run)
+        kept = {
+            "files_left": [r.checkpoint_id for r in opened.manager.with_files_left(run)],
+            "without_record": list(without_record(opened.manager, opened.store)),
+        }
     if json_output:
-        typer.echo(json.dumps(_gc_json(decisions, deleted, dry_run=dry_run)))
-    else:
-        _print_decisions(decisions, deleted, dry_run=dry_run)
+        typer.echo(json.dumps({**_gc_json(decisions, deleted, dry_run=dry_run), **kept}))
+        return
+    _print_decisions(decisions, deleted, dry_run=dry_run)
+    for name in kept["files_left"]:
+        typer.echo(f"the files of {name} could not be removed; the next gc tries again")
+    for prefix in kept["without_record"]:
+        typer.echo(f"{prefix} has no record and is kept; `rebuild` adds the record")
 
 
 def restore_plan(
-    run: Annotated[str, typer.Argument(help="The run to restore.")],
-    catalog: Catalog = DEFAULT_CATALOG,
+    run: Annotated[
+        str | None, typer.Argument(help="The run to restore; by default the only one.")
+    ] = None,
+    store: Store = None,
+    catalog: Catalog = None,
+    run_dir: RunDir = None,
     max_step: Annotated[int | None, typer.Option(help="No checkpoint after this step.")] = None,
     max_epoch: Annotated[int | None, typer.Option(help="No checkpoint after this epoch.")] = None,
     prefer_full: Annotated[bool, typer.Option(help="Prefer self-contained checkpoints.")] = False,
     json_output: AsJson = False,
 ) -> None:
     """Explain which checkpoint a restore would load, why, and how long this would take."""
-    criteria = RestoreCriteria(
-        training_run_id=run, max_step=max_step, max_epoch=max_epoch, prefer_full=prefer_full
-    )
-    with CheckpointManager(database=catalog) as manager:
-        plan = manager.restore_plan(criteria)
+    place = find_place(store, catalog, run_dir)
+    with _opened(place) as opened:
+        run = require_run(place, opened.manager, run)
+        criteria = RestoreCriteria(
+            training_run_id=run, max_step=max_step, max_epoch=max_epoch, prefer_full=prefer_full
+        )
+        plan = opened.manager.restore_plan(criteria)
     if not plan.candidates:
-        raise NotFoundError(f"the catalog {catalog} has no checkpoint of run {run!r}")
+        raise NotFoundError(f"the catalog {place.catalog} has no checkpoint of run {run!r}")
     if json_output:
         typer.echo(json.dumps(_plan_json(plan)))
     else:
@@ -160,13 +168,23 @@ def restore_plan(
 
 
 def rebuild_catalog(
-    store: Store = DEFAULT_STORE,
-    catalog: Catalog = DEFAULT_CATALOG,
+    store: Store = None,
+    catalog: Catalog = None,
+    run_dir: RunDir = None,
+    run: Annotated[
+        str | None,
+        typer.Option("--run", help="The run of old checkpoints whose manifests name none."),
+    ] = None,
     json_output: AsJson = False,
 ) -> None:
-    """Add every checkpoint of the store to the catalog, from the manifests alone."""
-    with _opened(store, catalog) as opened:
-        report = rebuild(opened.manager, opened.store)
+    """Add every checkpoint of the store to the catalog, from the manifests alone.
+
+    Checkpoints that the catalog has as corrupted are read again; intact ones become complete.
+    """
+    place = find_place(store, catalog, run_dir)
+    with _opened(place) as opened:
+        old_run = run or place.run or "default"
+        report = rebuild(opened.manager, opened.store, old_run=old_run)
     if json_output:
         typer.echo(json.dumps(encode(report)["data"]))
         return
@@ -174,19 +192,23 @@ def rebuild_catalog(
         f"{len(report.adopted)} added, {len(report.corrupted)} added as corrupted, "
         f"{len(report.foreign)} saved without a catalog"
     )
+    if report.recovered:
+        typer.echo(f"{len(report.recovered)} marked as corrupted are intact and complete again")
     for prefix in report.foreign:
         typer.echo(f"  saved without a catalog: {prefix}")
 
 
 def audit(
-    store: Store = DEFAULT_STORE,
-    catalog: Catalog = DEFAULT_CATALOG,
+    store: Store = None,
+    catalog: Catalog = None,
+    run_dir: RunDir = None,
     run: Run = None,
     json_output: AsJson = False,
 ) -> None:
     """Read every byte of every complete checkpoint and mark damaged ones; exit 1 if there are any."""
-    with _opened(store, catalog) as opened:
-        found = _audit(opened, run, show=not json_output)
+    place = find_place(store, catalog, run_dir)
+    with _opened(place) as opened:
+        found = _audit(opened, run or place.run, show=not json_output)
     if json_output:
         typer.echo(json.dumps(found))
     else:
@@ -197,9 +219,27 @@ def audit(
         raise typer.Exit(1)
 
 
+def latest(
+    run: Annotated[str | None, typer.Argument(help="The run; by default the only one.")] = None,
+    store: Store = None,
+    catalog: Catalog = None,
+    run_dir: RunDir = None,
+    json_output: AsJson = False,
+) -> None:
+    """Print the id of the newest checkpoint that can be restored."""
+    place = find_place(store, catalog, run_dir)
+    with _opened(place) as opened:
+        record = latest_record(place, opened.manager, run)
+    if json_output:
+        typer.echo(json.dumps(encode(record)["data"]))
+    else:
+        typer.echo(record.checkpoint_id)
+
+
 def register(app: typer.Typer) -> None:
     """Add the catalog's commands to `tensorforge checkpoint`."""
     app.command("runs")(runs)
+    app.command("latest")(latest)
     app.command("gc")(gc)
     app.command("restore-plan")(restore_plan)
     app.command("rebuild")(rebuild_catalog)
@@ -249,13 +289,13 @@ def _audit(opened: _Opened, run: str | None, *, show: bool) -> dict[str, Any]:
 def _print_decisions(
     decisions: Sequence[RetentionDecision], deleted: Sequence[str], *, dry_run: bool
 ) -> None:
-    table = Table("", "run", "checkpoint", "step", "size", "why")
+    table = table_of("", "run", "checkpoint", "step", "size", "why")
     for decision in decisions:
         record = decision.record
         mark = "[green]keep[/]" if decision.keep else "[red]delete[/]"
         why = "; ".join(decision.reasons)
         table.add_row(mark, record.training_run_id, *_columns(record), why)
-    Console().print(table)
+    print_table(table, "run", "checkpoint")
     freed = sum(d.record.size_bytes for d in decisions if not d.keep)
     count = sum(not d.keep for d in decisions) if dry_run else len(deleted)
     typer.echo(f"{'would delete' if dry_run else 'deleted'} {count}, {readable_size(freed)}")
@@ -282,7 +322,7 @@ def _gc_json(
 
 
 def _print_plan(plan: RestorePlan) -> None:
-    table = Table("", "checkpoint", "step", "size", "type", "chain", "to read", "why")
+    table = table_of("", "checkpoint", "step", "size", "type", "chain", "to read", "why")
     for candidate in plan.candidates:
         record = candidate.record
         is_chosen = candidate is plan.chosen
@@ -297,7 +337,7 @@ def _print_plan(plan: RestorePlan) -> None:
             readable_size(candidate.bytes_to_read),
             why,
         )
-    Console().print(table)
+    print_table(table, "checkpoint")
     if plan.chosen is None:
         typer.secho("no checkpoint qualifies", fg=typer.colors.RED)
         return

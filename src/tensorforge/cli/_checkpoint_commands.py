@@ -13,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 
+from tensorforge.catalog.stored_records import METADATA, OLD_BOOKKEEPING, record_in
 from tensorforge.checkpoint import (
     CheckpointFormat,
     CheckpointManifest,
@@ -22,22 +22,23 @@ from tensorforge.checkpoint import (
     CompressionLevel,
     EveryByteIsIntact,
     SaveOptions,
-    TensorMetadata,
     store_index,
 )
-from tensorforge.checkpoint.format.boxes import Box
+from tensorforge.checkpoint.checkpoint_diff import compare_tensors
 from tensorforge.checkpoint.options import Progress
-from tensorforge.cli._catalog_commands import (
-    DEFAULT_STORE,
+from tensorforge.cli._catalog_commands import readable_size
+from tensorforge.cli._checkpoint_places import (
     AsJson,
+    Catalog,
+    RunDir,
     Store,
-    opened_store,
-    readable_size,
+    find_place,
+    find_prefix,
 )
+from tensorforge.cli._tables import console, print_table, table_of
 from tensorforge.errors import InvalidInputError, NotFoundError
-from tensorforge.storage.blobs import BlobStore
 
-Prefix = Annotated[str, typer.Argument(help="The checkpoint's prefix.")]
+Name = Annotated[str, typer.Argument(help="A prefix, an id, or `latest`.")]
 
 
 class Foreign(Enum):
@@ -58,9 +59,14 @@ def _bar(what: str, *, hidden: bool) -> Iterator[Progress]:
         yield lambda done, total: bars.update(task, completed=done, total=total)
 
 
-def ls(store: Store = DEFAULT_STORE, json_output: AsJson = False) -> None:
+def ls(
+    store: Store = None,
+    catalog: Catalog = None,
+    run_dir: RunDir = None,
+    json_output: AsJson = False,
+) -> None:
     """List the checkpoints in a store, oldest first, and the manifests that cannot be read."""
-    with opened_store(store) as opened:
+    with find_place(store, catalog, run_dir).opened_store() as opened:
         infos, damaged = store_index.list_with_damaged(opened)
     if json_output:
         rows = [
@@ -76,7 +82,7 @@ def ls(store: Store = DEFAULT_STORE, json_output: AsJson = False) -> None:
         ]
         typer.echo(json.dumps({"checkpoints": rows, "damaged": damaged}))
         return
-    table = Table("prefix", "saved at", "ranks", "size", "format")
+    table = table_of("prefix", "saved at", "ranks", "size", "format")
     for info in infos:
         moment = f"{info.timestamp:%Y-%m-%d %H:%M:%S}"
         table.add_row(
@@ -84,14 +90,39 @@ def ls(store: Store = DEFAULT_STORE, json_output: AsJson = False) -> None:
         )
     for prefix in damaged:
         table.add_row(prefix, "[red]its manifest is damaged[/red]", "", "", "")
-    Console().print(table)
+    print_table(table, "prefix")
 
 
-def show(prefix: Prefix, store: Store = DEFAULT_STORE, json_output: AsJson = False) -> None:
-    """Show the tensors, files and metadata of a checkpoint."""
-    with opened_store(store) as opened:
-        manifest = store_index.read_manifest(opened, prefix)
-    facts: dict[str, Any] = {
+def show(
+    name: Name,
+    store: Store = None,
+    catalog: Catalog = None,
+    run_dir: RunDir = None,
+    json_output: AsJson = False,
+) -> None:
+    """Show the position, tensors, files and metadata of a checkpoint."""
+    place = find_place(store, catalog, run_dir)
+    with place.opened_store() as opened:
+        manifest = store_index.read_manifest(opened, find_prefix(place, opened, name))
+    if json_output:
+        typer.echo(json.dumps(_facts(manifest)))
+        return
+    for fact, value in _description(manifest):
+        typer.echo(f"{fact:12} {value}")
+    table = table_of("tensor", "type", "shape", "size", "chunks")
+    for tensor_name, tensor in manifest.tensors.items():
+        shape = " ".join(map(str, tensor.shape)) or "scalar"
+        table.add_row(
+            tensor_name, tensor.dtype, shape, readable_size(tensor.nbytes), str(len(tensor.chunks))
+        )
+    print_table(table, "tensor")
+    for file in manifest.files:
+        console().print(f"{file.key}  {readable_size(file.size)}", highlight=False)
+
+
+def _facts(manifest: CheckpointManifest) -> dict[str, Any]:
+    """The manifest for programs."""
+    return {
         "prefix": manifest.prefix,
         "version": manifest.version,
         "created_at": manifest.created_at.isoformat(),
@@ -101,43 +132,78 @@ def show(prefix: Prefix, store: Store = DEFAULT_STORE, json_output: AsJson = Fal
         "parent": manifest.parent,
         "size_bytes": manifest.size_bytes,
         "custom_metadata": manifest.custom_metadata,
+        "extra_state": manifest.state.get("extra", {}),
+        "files": [{"key": file.key, "size": file.size} for file in manifest.files],
+        "tensors": {
+            name: {
+                "dtype": tensor.dtype,
+                "shape": list(tensor.shape),
+                "nbytes": tensor.nbytes,
+                "chunks": len(tensor.chunks),
+            }
+            for name, tensor in manifest.tensors.items()
+        },
     }
-    tensors = {
-        name: {
-            "dtype": tensor.dtype,
-            "shape": list(tensor.shape),
-            "nbytes": tensor.nbytes,
-            "chunks": len(tensor.chunks),
-        }
-        for name, tensor in manifest.tensors.items()
-    }
-    if json_output:
-        files = [{"key": file.key, "size": file.size} for file in manifest.files]
-        typer.echo(json.dumps({**facts, "files": files, "tensors": tensors}))
-        return
-    for name, value in facts.items():
-        typer.echo(f"{name:16} {value}")
-    table = Table("tensor", "type", "shape", "size", "chunks")
-    for name, tensor in manifest.tensors.items():
-        shape = " ".join(map(str, tensor.shape)) or "scalar"
-        table.add_row(
-            name, tensor.dtype, shape, readable_size(tensor.nbytes), str(len(tensor.chunks))
-        )
-    console = Console()
-    console.print(table)
-    for file in manifest.files:
-        console.print(f"{file.key}  {readable_size(file.size)}", highlight=False)
+
+
+def _description(manifest: CheckpointManifest) -> Iterator[tuple[str, str]]:
+    """The manifest for people: what a line is about, and the line."""
+    yield "prefix", manifest.prefix
+    record = record_in(manifest, manifest.size_bytes)
+    if record is not None:
+        yield "id", record.checkpoint_id
+        yield "run", record.training_run_id
+        yield "position", f"epoch {record.epoch}, step {record.step}"
+        if record.metrics:
+            yield "metrics", ", ".join(f"{key} {value:g}" for key, value in record.metrics.items())
+    yield "saved at", f"{manifest.created_at:%Y-%m-%d %H:%M:%S} by {manifest.world_size} ranks"
+    yield (
+        "files",
+        f"{readable_size(manifest.size_bytes)}, {manifest.format}, {manifest.compression}",
+    )
+    if manifest.parent is not None:
+        yield "builds on", manifest.parent
+    own = manifest.custom_metadata if isinstance(manifest.custom_metadata, dict) else {}
+    for key, value in own.items():
+        if key not in (METADATA, OLD_BOOKKEEPING):
+            yield "metadata", f"{key}: {_readable(value)}"
+    for key, value in manifest.state.get("extra", {}).items():
+        yield "state", f"{key}: {_readable(value)}"
+
+
+def _readable(tree: Any) -> str:
+    """A tree of a manifest in one line: bytes as their number, tensors as their names."""
+    match tree:
+        case {"$bytes": str(text)}:
+            return f"<{len(text) * 3 // 4} bytes>"
+        case {"$tensor": str(name)} | {"$array": str(name)}:
+            return f"<{name}>"
+        case {"$tuple": list(items)} | list(items):
+            return f"[{', '.join(map(_readable, items))}]"
+        case {"$dict": list(pairs)} | {"$counter": list(pairs)}:
+            return f"{{{', '.join(f'{_readable(k)}: {_readable(v)}' for k, v in pairs)}}}"
+        case {"$float": value} | {"$int": value} | {"$dtype": value}:
+            return str(value)
+        case dict():
+            return f"{{{', '.join(f'{key}: {_readable(item)}' for key, item in tree.items())}}}"
+    return str(tree)
 
 
 def verify(
-    prefixes: Annotated[list[str] | None, typer.Argument(help="Prefixes; default: all.")] = None,
-    store: Store = DEFAULT_STORE,
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Prefixes, ids or `latest`; default: all.")
+    ] = None,
+    store: Store = None,
+    catalog: Catalog = None,
+    run_dir: RunDir = None,
     json_output: AsJson = False,
 ) -> None:
     """Read every byte of checkpoints and compare the checksums; exit 1 if one is damaged."""
     results = []
-    with opened_store(store) as opened:
-        chosen = prefixes or store_index.prefixes_by_age(opened)
+    place = find_place(store, catalog, run_dir)
+    with place.opened_store() as opened:
+        named = [find_prefix(place, opened, name) for name in names or ()]
+        chosen = named or store_index.prefixes_by_age(opened)
         if not chosen:
             raise NotFoundError(f"there is no checkpoint in {opened.url}")
         for prefix in chosen:
@@ -161,16 +227,20 @@ def verify(
 
 
 def diff(
-    first: Prefix,
+    first: Name,
     second: Annotated[str, typer.Argument(help="The checkpoint to compare it with.")],
-    store: Store = DEFAULT_STORE,
+    store: Store = None,
+    catalog: Catalog = None,
+    run_dir: RunDir = None,
     json_output: AsJson = False,
 ) -> None:
     """Compare two checkpoints tensor by tensor; exit 1 if they differ."""
-    with opened_store(store) as opened:
-        old, new = (store_index.read_manifest(opened, prefix) for prefix in (first, second))
+    place = find_place(store, catalog, run_dir)
+    with place.opened_store() as opened:
+        prefixes = [find_prefix(place, opened, name) for name in (first, second)]
+        old, new = (store_index.read_manifest(opened, prefix) for prefix in prefixes)
         with _bar("comparing", hidden=json_output) as progress:
-            differences = _differences(opened, old, new, progress)
+            differences = compare_tensors(opened, old, new, progress)
     same = not any(differences.values())
     if json_output:
         typer.echo(json.dumps({"equal": same, **differences}))
@@ -184,51 +254,10 @@ def diff(
         raise typer.Exit(1)
 
 
-def _differences(
-    store: BlobStore, old: CheckpointManifest, new: CheckpointManifest, progress: Progress
-) -> dict[str, list[str]]:
-    both = sorted(set(old.tensors) & set(new.tensors))
-    reshaped = [name for name in both if _kind(old.tensors[name]) != _kind(new.tensors[name])]
-    rest = [name for name in both if name not in set(reshaped)]
-    # With equal chunk boxes the checksums in the manifests suffice; otherwise the bytes must be read.
-    alike = [name for name in rest if _boxes(old.tensors[name]) == _boxes(new.tensors[name])]
-    changed = [n for n in alike if _contents(old.tensors[n]) != _contents(new.tensors[n])]
-    unlike = [name for name in rest if name not in set(alike)]
-    if unlike:
-        from tensorforge.checkpoint.full_state import read_full_tensors
-
-        ours = read_full_tensors(store, old, unlike, progress)
-        theirs = read_full_tensors(store, new, unlike, progress)
-        changed += [name for name in unlike if _bits(ours[name]) != _bits(theirs[name])]
-    return {
-        "only_in_first": sorted(set(old.tensors) - set(new.tensors)),
-        "only_in_second": sorted(set(new.tensors) - set(old.tensors)),
-        "other_type_or_shape": reshaped,
-        "other_content": sorted(changed),
-    }
-
-
-def _bits(tensor: Any) -> bytes:
-    """The bytes of a tensor, so that NaN equals itself."""
-    from tensorforge.checkpoint.tensors import byte_view
-
-    return byte_view(tensor).tobytes()
-
-
-def _kind(tensor: TensorMetadata) -> tuple[str, tuple[int, ...]]:
-    return tensor.dtype, tensor.shape
-
-
-def _boxes(tensor: TensorMetadata) -> list[Box]:
-    return [chunk.box for chunk in tensor.chunks]
-
-
-def _contents(tensor: TensorMetadata) -> list[str]:
-    return [chunk.data.content for chunk in tensor.chunks]
-
-
 def convert(
-    source: Annotated[str, typer.Argument(help="A prefix in the store, or a path.")],
+    source: Annotated[
+        str, typer.Argument(help="A prefix, an id or `latest` in the store, or a path.")
+    ],
     target: Annotated[str, typer.Argument(help="A path, or a new prefix in the store.")],
     to: Annotated[
         Foreign | None,
@@ -243,7 +272,9 @@ def convert(
     trust_pickle: Annotated[
         bool, typer.Option("--trust-pickle", help="Read DCP metadata, which can run any code.")
     ] = False,
-    store: Store = DEFAULT_STORE,
+    store: Store = None,
+    catalog: Catalog = None,
+    run_dir: RunDir = None,
     json_output: AsJson = False,
 ) -> None:
     """Convert a checkpoint to torch.save, safetensors, Hugging Face or DCP, or one of these to a checkpoint.
@@ -254,11 +285,13 @@ def convert(
     from tensorforge.checkpoint.foreign_formats import export_foreign, import_foreign
     from tensorforge.checkpoint.full_state import read_full_state, write_full_state
 
-    with opened_store(store) as opened:
-        if store_index.exists(opened, source):
+    place = find_place(store, catalog, run_dir)
+    with place.opened_store() as opened:
+        found = source if Path(source).exists() else find_prefix(place, opened, source)
+        if store_index.exists(opened, found):
             kind = to.value if to else _format_by_suffix(target)
             with _bar("reading", hidden=json_output) as progress:
-                state = read_full_state(opened, source, progress)
+                state = read_full_state(opened, found, progress)
             export_foreign(state, Path(target), kind)
             result = {"source": source, "target": target, "kind": kind}
         else:

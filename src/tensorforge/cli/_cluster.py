@@ -32,11 +32,13 @@ Address = Annotated[
 RunDir = Annotated[
     Path | None, typer.Option("--run-dir", help="The folder of a run started by `tensorforge run`.")
 ]
-Token = Annotated[
-    str | None,
-    typer.Option("--token", envvar=environment.TOKEN.name, help="A token.", show_envvar=True),
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--token-file",
+        help="A file with a token; by default the variable TENSORFORGE_TOKEN, or the run's own file.",
+    ),
 ]
-TokenFile = Annotated[Path | None, typer.Option("--token-file", help="A file with a token.")]
 Ca = Annotated[
     Path | None,
     typer.Option(
@@ -92,7 +94,6 @@ def _only_run() -> Path:
 
 def connect(
     coordinator: Address = None,
-    token: Token = None,
     token_file: TokenFile = None,
     ca: Ca = None,
     cert: Cert = None,
@@ -101,21 +102,22 @@ def connect(
 ) -> CoordinatorClient:
     """A client for the coordinator that the options name."""
     coordinator, folder = locate(coordinator, run_dir)
-    token = find_token(token, token_file, folder)
+    token = find_token(token_file, folder)
     return CoordinatorClient(coordinator, token=token, tls=tls_options(ca, cert, key))
 
 
-def find_token(token: str | None, token_file: Path | None, folder: Path | None) -> str | None:
-    """The token that the options name; without one, the token in the run's folder if it has one."""
+def find_token(token_file: Path | None, folder: Path | None) -> str | None:
+    """The token in the named file; without one, that of the environment, or of the run's folder.
+
+    There is no option for the token itself: every user of the machine can read the process list.
+    """
     from tensorforge.launch.run_directory import TOKEN_FILE
 
-    if token is not None and token_file is not None:
-        raise InvalidInputError("--token and --token-file exclude each other")
-    if token is None and token_file is None and folder is not None:
-        kept = folder / TOKEN_FILE
-        token_file = kept if kept.exists() else None
     if token_file is None:
-        return token
+        token = environment.TOKEN.read()
+        if token is not None or folder is None or not (folder / TOKEN_FILE).exists():
+            return token
+        token_file = folder / TOKEN_FILE
     try:
         return read_token(token_file)
     except OSError as error:

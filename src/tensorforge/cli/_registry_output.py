@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import sys
 from collections.abc import Iterator, Mapping
 from datetime import datetime
 from enum import Enum
@@ -15,7 +14,6 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-from rich.table import Table
 
 from tensorforge import environment
 from tensorforge.errors import NotFoundError
@@ -57,22 +55,6 @@ def plain(value: Any) -> Any:
 def print_json(value: Any) -> None:
     """Print a value as JSON."""
     typer.echo(json.dumps(plain(value), indent=2))
-
-
-def console() -> Console:
-    """The console for tables.
-
-    Outside a terminal lines are not folded, so that a long checksum stays one word.
-    """
-    return Console() if sys.stdout.isatty() else Console(width=10_000)
-
-
-def table_of(*columns: str) -> Table:
-    """An empty table with these columns; long cells are folded, not cut off."""
-    table = Table(box=None, header_style="bold", pad_edge=False, show_header=any(columns))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table
 
 
 def open_existing(database: str) -> ModelRegistry:

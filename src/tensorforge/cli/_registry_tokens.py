@@ -12,11 +12,10 @@ from tensorforge.cli._registry_output import (
     DEFAULT,
     AsJson,
     Database,
-    console,
     plain,
-    table_of,
     when,
 )
+from tensorforge.cli._tables import console, table_of
 from tensorforge.registry import ModelRegistry
 from tensorforge.registry.tokens import DatabaseTokens, Scope
 

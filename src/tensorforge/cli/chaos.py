@@ -15,7 +15,6 @@ from tensorforge.cli._cluster import (
     Cert,
     Key,
     RunDir,
-    Token,
     TokenFile,
     connect,
     locate,
@@ -51,7 +50,6 @@ def chaos(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the plan of the storm and do nothing.")
     ] = False,
-    token: Token = None,
     token_file: TokenFile = None,
     ca: Ca = None,
     cert: Cert = None,
@@ -84,7 +82,7 @@ def chaos(
             victim = strike.victim or "nobody"
             typer.echo(f"{strike.at:7.2f} s  {strike.kind.value:<16} {victim:<12} {strike.note}")
 
-    job = Job(connect(address, token, token_file, ca, cert, key, run_dir), run_dir)
+    job = Job(connect(address, token_file, ca, cert, key, run_dir), run_dir)
     try:
         view = job.open()
         if not json_output:

@@ -15,11 +15,14 @@ import msgspec
 import typer
 
 from tensorforge.cli._cluster import AsJson, Ca, Cert, Key, tls_options
+from tensorforge.cli._journal_commands import journal_commands
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.ended_runs import EXIT_UNFINISHED
 from tensorforge.errors import InvalidInputError
 from tensorforge.security import TokenStore
 
 app = typer.Typer(help="Coordinate a run: admit workers, detect failures, decide rescales.")
+app.add_typer(journal_commands, name="journal")
 
 EXIT_ABORTED = 3
 _SERVE_AFTER_END_SECONDS = 1.0
@@ -47,8 +50,9 @@ def _config(text: str | None, options: dict[str, int | None]) -> ElasticTraining
         raise InvalidInputError(f"--config: {error}") from error
 
 
-@app.command()
+@app.callback(invoke_without_command=True)
 def coordinator(
+    context: typer.Context,
     host: Annotated[str, typer.Option(help="The address to listen at.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 picks a free one.")] = 29_400,
     journal: Annotated[
@@ -84,7 +88,7 @@ def coordinator(
         str | None, typer.Option(help="All options as JSON, or a file with it.")
     ] = None,
     metrics_port: Annotated[
-        int | None, typer.Option(help="Serve Prometheus metrics at /metrics.")
+        int | None, typer.Option(help="Serve /metrics for Prometheus, and /healthz.")
     ] = None,
     token_file: Annotated[
         Path | None,
@@ -108,8 +112,11 @@ def coordinator(
 ) -> None:
     """Coordinate a run until it ends. Started again on the same journal, it continues the run.
 
-    Exit code 0: the run completed, or a signal stopped the coordinator; 3: the run was aborted; 1: an error.
+    Exit code 0: the run completed, or a signal stopped the coordinator; 75: the run was stopped before its
+    goal was reached; 3: the run was aborted; 1: an error.
     """
+    if context.invoked_subcommand is not None:
+        return
     from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
 
     options = {
@@ -158,6 +165,8 @@ def coordinator(
     typer.echo(json.dumps(ended) if json_output else text)
     if outcome.outcome == "aborted":
         raise typer.Exit(EXIT_ABORTED)
+    if outcome.outcome == "stopped":
+        raise typer.Exit(EXIT_UNFINISHED)
 
 
 def _tokens(job: Path | None, join: Path | None, observe: Path | None) -> TokenStore | None:

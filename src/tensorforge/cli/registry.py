@@ -2,24 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from tensorforge.catalog import CheckpointRecord
 from tensorforge.cli import _registry_tokens
+from tensorforge.cli._checkpoint_places import (
+    best_record,
+    find_place,
+    find_prefix,
+    latest_record,
+)
 from tensorforge.cli._registry_output import (
     DEFAULT,
     AsJson,
     Database,
-    console,
     entry_lines,
     open_existing,
     print_json,
     progress_bar,
-    table_of,
     when,
 )
+from tensorforge.cli._tables import console, table_of
 from tensorforge.errors import InvalidInputError
 from tensorforge.registry import (
     Actor,
@@ -36,6 +45,7 @@ from tensorforge.registry.domain.versions import require_version
 from tensorforge.registry.export import Registration, register_checkpoint, register_weights
 from tensorforge.registry.model_registry import local_actor
 from tensorforge.registry.weights import describe_weights
+from tensorforge.storage.blobs import BlobStore
 
 app = typer.Typer(help="Models, their versions, states and history.", no_args_is_help=True)
 app.add_typer(_registry_tokens.app, name="token")
@@ -164,6 +174,57 @@ def _tags(pairs: list[str]) -> dict[str, str]:
     return {key: value for key, _, value in split}
 
 
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """A checkpoint to register: `prefix` is `None` for the newest; `record` is known for a run's folder."""
+
+    store: BlobStore
+    prefix: str | None
+    run_dir: Path | None = None
+    record: CheckpointRecord | None = None
+
+    def default_target(self, model: str) -> Path:
+        """Where the weights are written unless the caller says so."""
+        if self.run_dir is None or self.record is None:
+            raise InvalidInputError("--checkpoint needs --export-to FILE.safetensors")
+        name = f"{model.replace('/', '_')}-{self.record.checkpoint_id}.safetensors"
+        return self.run_dir / "exports" / name
+
+    def lineage_with(self, run: str, step: int | None) -> Lineage:
+        """The checkpoint's run, step and id; `run` and `step` take precedence."""
+        record = self.record
+        if record is None:
+            return Lineage(run_id=run, step=step)
+        return Lineage(
+            run_id=run or record.training_run_id,
+            step=record.step if step is None else step,
+            checkpoint_id=record.checkpoint_id,
+        )
+
+
+@contextlib.contextmanager
+def _exported(
+    checkpoint: str | None,
+    prefix: str | None,
+    run_dir: Path | None,
+    best: str | None,
+    higher_is_better: bool,
+) -> Iterator[_Source]:
+    """The checkpoint that the options of `register` name; its store is closed at the end of the block."""
+    place = find_place(checkpoint, None, run_dir)
+    with place.opened_store() as store:
+        if run_dir is None or prefix is not None:
+            name = None if prefix is None else find_prefix(place, store, prefix)
+            yield _Source(store, name, run_dir)
+            return
+        with place.opened_catalog(store) as manager:
+            if best is None:
+                record = latest_record(place, manager, None)
+            else:
+                record = best_record(place, manager, best, higher_is_better=higher_is_better)
+        yield _Source(store, record.storage_path, run_dir, record)
+
+
 @app.command()
 def register(
     model: Model,
@@ -176,8 +237,19 @@ def register(
     prefix: Annotated[
         str | None, typer.Option(help="Which checkpoint; without it, the newest.")
     ] = None,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="The folder of a run, to take one of its checkpoints.")
+    ] = None,
+    best: Annotated[
+        str | None,
+        typer.Option(help="With --run-dir: the best by this metric instead of the newest."),
+    ] = None,
+    higher_is_better: Annotated[
+        bool, typer.Option(help="Of --best; by default lower is better.")
+    ] = False,
     export_to: Annotated[
-        Path | None, typer.Option(help="Where to write the exported weights.")
+        Path | None,
+        typer.Option(help="Where to write the exported weights; default: in the run's folder."),
     ] = None,
     version: Annotated[
         str | None, typer.Option(help="The version; without it, the one that is due.")
@@ -194,7 +266,10 @@ def register(
     database: Database = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
-    """Register a version from weights, or from a checkpoint that is exported first."""
+    """Register a version from weights, or from a checkpoint that is exported first.
+
+    With --run-dir the version gets the run, step and id of the checkpoint.
+    """
     registration = Registration(
         model_id=model,
         version=None if version is None else require_version(version),
@@ -205,24 +280,26 @@ def register(
         tags=_tags(tag or []),
         lineage=Lineage(run_id=run, step=step),
     )
-    if (weights is None) == (checkpoint is None):
-        raise InvalidInputError("name either --weights or --checkpoint")
+    if sum(each is not None for each in (weights, checkpoint, run_dir)) != 1:
+        raise InvalidInputError("name either --weights, --checkpoint or --run-dir")
+    if best is not None and run_dir is None:
+        raise InvalidInputError("--best needs --run-dir, whose catalog has the metrics")
     with ModelRegistry(database) as registry, progress_bar("Reading", quiet=as_json) as progress:
         if weights is not None:
             described = describe_weights(weights, progress=progress)
             stored, due = register_weights(registry, registration, described)
         else:
-            from tensorforge.storage.opening import open_store
-
-            if export_to is None:
-                raise InvalidInputError("--checkpoint needs --export-to FILE.safetensors")
-            store = open_store(checkpoint or "")
-            try:
+            with _exported(checkpoint, prefix, run_dir, best, higher_is_better) as found:
+                target = export_to or found.default_target(model)
+                registration = replace(registration, lineage=found.lineage_with(run, step))
                 stored, due = register_checkpoint(
-                    registry, registration, store, export_to, prefix=prefix, progress=progress
+                    registry,
+                    registration,
+                    found.store,
+                    target,
+                    prefix=found.prefix,
+                    progress=progress,
                 )
-            finally:
-                store.close()
     if as_json:
         print_json({"version": stored, "due": due})
         return

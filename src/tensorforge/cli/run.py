@@ -8,18 +8,46 @@ import json
 import os
 import sys
 import time
+from collections.abc import Iterator
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import (
+    AdaptationStrategy,
+    ElasticTrainingConfig,
+    RedistributionType,
+)
+from tensorforge.cluster.ended_runs import EXIT_UNFINISHED
 from tensorforge.launch.launch_settings import LaunchSettings
 from tensorforge.launch.supervisor.instructions import Outcome
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 _SIGNALLED = 128
+
+
+class LrAdaptation(StrEnum):
+    """The values of `--lr-adaptation`: those of `AdaptationStrategy`."""
+
+    NONE = "none"
+    LINEAR = "linear"
+    SQUARE_ROOT = "square_root"
+
+
+class Redistribution(StrEnum):
+    """The values of `--redistribution`."""
+
+    FULL = "full"
+    INCREMENTAL = "incremental"
+
+
+_REDISTRIBUTIONS = {
+    Redistribution.FULL: RedistributionType.FULL_RESHUFFLE,
+    Redistribution.INCREMENTAL: RedistributionType.INCREMENTAL,
+}
 
 ScriptArguments = Annotated[
     list[str] | None, typer.Argument(help="Passed to the script unchanged.")
@@ -77,15 +105,35 @@ def run(
     max_failures: Annotated[
         int, typer.Option(help="How many failures in a row, without a step between, end the run.")
     ] = 3,
+    lr_adaptation: Annotated[
+        LrAdaptation,
+        typer.Option(
+            help="How batch and learning rate follow the number of workers; none is exact."
+        ),
+    ] = LrAdaptation.NONE,
+    redistribution: Annotated[
+        Redistribution, typer.Option(help="How local shards are divided again after a change.")
+    ] = Redistribution.FULL,
+    synchronous_rescaling: Annotated[
+        bool, typer.Option(help="Wait for training code at each barrier; `Run` always does.")
+    ] = True,
+    parallel_transfer: Annotated[bool, typer.Option(help="Move several shards at a time.")] = True,
     host: Annotated[str, typer.Option(help="Where the coordinator listens.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The coordinator's port; 0 picks a free one.")] = 0,
+    dashboard: Annotated[
+        int | None,
+        typer.Option(
+            help="Serve pages that show this run, on this port (0: a free one).", min=0, max=65535
+        ),
+    ] = None,
     plain: Annotated[bool, typer.Option("--plain", help="Print lines, no live view.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, one object a line.")] = False,
 ) -> None:
     """Train SCRIPT; the script's own options come after its name.
 
     Workers that die or hang are replaced. Interrupt once to stop after the current step with a checkpoint,
-    twice to stop at once. Exit code 0: training finished; 1: training failed; 130: interrupted.
+    twice to stop at once. Exit code 0: the goal is reached; 75: stopped before that, and can be continued;
+    1: training failed; 130: interrupted.
     """
     from tensorforge.launch.display.displays import choose_display
     from tensorforge.launch.launcher import Launcher
@@ -106,6 +154,10 @@ def run(
             stability_window_ms=round(stability_window * 1000),
             worker_heartbeat_timeout_ms=round(heartbeat_timeout * 1000),
             failure_tolerance_percentage=failure_tolerance,
+            lr_adaptation_strategy=AdaptationStrategy(lr_adaptation.value),
+            redistribution_type=_REDISTRIBUTIONS[redistribution],
+            use_synchronous_rescaling=synchronous_rescaling,
+            use_parallel_data_transfer=parallel_transfer,
         ),
         policy=SupervisionPolicy(
             workers=workers,
@@ -124,7 +176,8 @@ def run(
     started = time.monotonic()
     if not as_json:
         typer.echo(f"tensorforge: run folder {settings.run_dir}")
-    outcome = Launcher(settings, choose_display(as_json=as_json, plain=plain)).run()
+    with _dashboard(settings.run_dir, dashboard, as_json=as_json):
+        outcome = Launcher(settings, choose_display(as_json=as_json, plain=plain)).run()
     try:
         show_outcome(outcome, settings.run_dir, time.monotonic() - started, as_json=as_json)
         if sys.stdout is not None:
@@ -132,6 +185,22 @@ def run(
     except OSError:  # the reader of the output is gone; the exit code remains
         _discard_output()
     raise typer.Exit(outcome.code)
+
+
+@contextlib.contextmanager
+def _dashboard(folder: Path, port: int | None, *, as_json: bool) -> Iterator[None]:
+    """A process that serves the pages of this run while the block runs; nothing without a port."""
+    if port is None:
+        yield
+        return
+    from tensorforge.dashboard.dashboard_server import beside_run
+
+    with beside_run(folder, port) as (url, token):
+        if as_json:
+            typer.echo(json.dumps({"event": "dashboard", "url": url, "token": token}))
+        else:
+            typer.echo(f"tensorforge: dashboard {url}/sign-in#{token}")
+        yield
 
 
 def _discard_output() -> None:
@@ -163,7 +232,7 @@ def show_outcome(outcome: Outcome, folder: Path, seconds: float, *, as_json: boo
         if not as_json:
             typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); logs in {folder}")
         return
-    if outcome.code > _SIGNALLED:
+    if outcome.code == EXIT_UNFINISHED or outcome.code > _SIGNALLED:
         again = f"launch with --run-dir {folder} to continue from the newest checkpoint"
         typer.echo(f"tensorforge: {outcome.reason} ({seconds:.1f} s); {again}", err=True)
         return

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
 import json
 import os
+import secrets
 from typing import Annotated
 
 import typer
@@ -11,12 +14,12 @@ import typer
 from tensorforge.cli._registry_output import DEFAULT, AsJson, Database
 from tensorforge.errors import InvalidInputError
 from tensorforge.registry.model_registry import ModelRegistry
-from tensorforge.registry.service.http_server import ServerSettings
+from tensorforge.registry.service.http_server import Loader, ServerSettings, load_application
 from tensorforge.registry.service.http_server import serve as run_server
 from tensorforge.registry.service.limits import Limits
 from tensorforge.registry.tokens import DatabaseTokens
 
-app = typer.Typer(help="Serve the registry over HTTP: REST, MLflow's API, metrics.")
+app = typer.Typer(help="Serve the registry over HTTP: REST, MLflow's API, metrics, pages.")
 
 
 @app.callback(invoke_without_command=True)
@@ -51,7 +54,16 @@ def serve(
             raise InvalidInputError("a registry in memory cannot be served: give a file or a URL")
         tokens = len(DatabaseTokens(registry.database).records())
     _announce(settings, tokens, as_json=as_json)
-    run_server(settings)
+    run_server(settings, _loader())
+
+
+def _loader() -> Loader:
+    """What each worker process serves: the API, and the pages if their packages are installed."""
+    if importlib.util.find_spec("jinja2") is None or importlib.util.find_spec("starlette") is None:
+        return load_application
+    from tensorforge.dashboard.dashboard_server import load_with_registry
+
+    return functools.partial(load_with_registry, secrets.token_hex())
 
 
 def _announce(settings: ServerSettings, tokens: int, *, as_json: bool) -> None:
@@ -59,7 +71,9 @@ def _announce(settings: ServerSettings, tokens: int, *, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps({"url": url, "pid": os.getpid(), "tokens": tokens}))
         return
-    typer.echo(f"Registry on {url} (REST: /api/v1, MLflow: {url}, description: /openapi.json)")
+    typer.echo(
+        f"Registry on {url} (REST: /api/v1, MLflow: {url}, description: /openapi.json, pages: /ui)"
+    )
     if not tokens:
         typer.echo(
             "There is no token yet, so nobody can use the service: "

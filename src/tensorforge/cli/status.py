@@ -68,11 +68,13 @@ def _summary(view: ClusterView) -> Text:
 
 def _progress(view: ClusterView) -> str:
     state = view.state
+    goal = "" if view.goal is None else f", the goal is {view.goal}"
     if state.step < 0:
-        return "no step yet"
+        return f"no step yet{goal}"
     batch = counted(state.samples, "sample")
     return (
-        f"epoch {state.epoch}, step {state.step} ({batch}), learning rate {state.learning_rate:g}"
+        f"epoch {state.epoch}, step {state.step} ({batch}){goal}, "
+        f"learning rate {state.learning_rate:g}"
     )
 
 
@@ -83,7 +85,7 @@ def _workers(view: ClusterView) -> Table:
         step = "-" if worker.committed_step is None else str(worker.committed_step)
         seen = f"{worker.last_seen_ms / 1000:.1f} s ago" if worker.is_connected else "not connected"
         address = worker.address.removesuffix(":0")  # it serves no shards
-        table.add_row(rank, worker.id, address, worker.status, step, seen)
+        table.add_row(rank, Text(worker.id), Text(address), Text(worker.status), step, seen)
     return table
 
 
@@ -96,7 +98,7 @@ def _rescales(rescales: list[RescaleRecord], width: int) -> Table:
         times = [record.milliseconds.get(phase) for phase in phases if is_wide]
         shown = [_milliseconds(time) for time in (*times, record.total_ms)]
         sizes = f"{record.old_size} → {record.new_size}"
-        table.add_row(str(record.generation), sizes, record.reason, *shown)
+        table.add_row(str(record.generation), sizes, Text(record.reason), *shown)
     return table
 
 

@@ -18,13 +18,13 @@ from tensorforge.cli._cluster import (
     Ca,
     Cert,
     Key,
-    Token,
     TokenFile,
-    connect,
     find_token,
     locate,
+    tls_options,
 )
 from tensorforge.cli.run import AsModule, ScriptArguments, script_arguments
+from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.errors import ConflictError, PermissionDeniedError
 from tensorforge.launch.launch_settings import bootstrap_command, require_script
 
@@ -46,7 +46,6 @@ def worker(
             help="The run's folder, if this machine has it: to find the run and for logs."
         ),
     ] = None,
-    token: Token = None,
     token_file: TokenFile = None,
     ca: Ca = None,
     cert: Cert = None,
@@ -56,13 +55,14 @@ def worker(
     """Run SCRIPT as one more worker of the run that the coordinator leads.
 
     This process becomes the worker. SIGTERM or an interrupt makes it leave after its step, SIGUSR1 shows
-    the script's stack, and the exit code is that of the script.
+    the script's stack. The exit code is that of the script; it is 75 if the worker left, or the run was
+    stopped, before the goal was reached.
     """
     if not module:
         require_script(script)
     coordinator, run_dir = locate(coordinator, run_dir)
-    token = find_token(token, token_file, run_dir)
-    with connect(coordinator, token, None, ca, cert, key) as client:
+    token = find_token(token_file, run_dir)
+    with CoordinatorClient(coordinator, token=token, tls=tls_options(ca, cert, key)) as client:
         try:
             view = client.status()
         except PermissionDeniedError:

@@ -40,6 +40,10 @@ WORKER_LIFECYCLE: Lifecycle[WorkerStatus] = Lifecycle(
     },
 )
 
+_LONGEST_NAME = 255
+_MARKUP = frozenset("<>[]")
+"""Names are shown in terminals and pages, where these characters would be markup."""
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class WorkerId:
@@ -54,6 +58,12 @@ class WorkerId:
             raise InvalidInputError(f"id = {self.id!r}: a worker needs a name")
         if not isinstance(self.hostname, str) or not self.hostname:
             raise InvalidInputError(f"hostname = {self.hostname!r}: a worker needs a host")
+        for name, text in (("id", self.id), ("hostname", self.hostname)):
+            if len(text) > _LONGEST_NAME or not text.isprintable():
+                rule = f"must be at most {_LONGEST_NAME} printable characters"
+                raise InvalidInputError(f"{name} = {text[:_LONGEST_NAME]!r}: {rule}")
+        if _MARKUP & set(self.id):
+            raise InvalidInputError(f"id = {self.id!r}: must have none of {' '.join(_MARKUP)}")
         whole_number("port", self.port, least=0, most=65_535)
 
     def __str__(self) -> str:

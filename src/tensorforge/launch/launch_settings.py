@@ -8,7 +8,6 @@ from pathlib import Path
 
 from tensorforge import environment
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
-from tensorforge.encoding import encode
 from tensorforge.errors import ConfigurationError, InvalidInputError, NotFoundError
 from tensorforge.launch.processes.preload import find_script, preloads
 from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
@@ -29,7 +28,6 @@ class LaunchSettings:
     interrupted run continues that run.
     `host`, `port`: where the coordinator listens; beyond loopback, everybody needs the token in `run_dir`.
     `environment`: variables to add to the workers' environment.
-    `resources`: what a worker needs of a machine, such as `{"GPU": 1}`, for an engine that places workers.
     `spares`: how many processes with the script's heavy imports done wait to become the next workers.
     """
 
@@ -43,7 +41,6 @@ class LaunchSettings:
     port: int = 0
     environment: Mapping[str, str] = field(default_factory=dict)
     spares: int = 1
-    resources: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         whole_number("spares", self.spares, least=0, most=MOST_SPARES)
@@ -81,7 +78,7 @@ class LaunchSettings:
         return {
             "PYTHONUNBUFFERED": "1",
             **self.environment,
-            **worker_environment(worker, coordinator, self.run_dir, self.config, token),
+            **worker_environment(worker, coordinator, self.run_dir, token),
         }
 
 
@@ -105,16 +102,14 @@ def worker_environment(
     worker: str,
     coordinator: str,
     run_dir: Path,
-    config: ElasticTrainingConfig,
     token: str | None,
 ) -> dict[str, str]:
-    """The variables that tell training code its run, its name and the coordinator."""
+    """The variables that tell training code its run, its name and the coordinator, which has the rest."""
     return environment.for_child(
         {
             environment.COORDINATOR: coordinator,
             environment.WORKER_ID: worker,
             environment.RUN_DIR: run_dir.absolute(),
-            environment.CONFIG: encode(config),
             environment.TOKEN: token,
         }
     )

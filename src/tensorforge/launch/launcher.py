@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tensorforge.cluster.committed_step import CommittedStep
+from tensorforge.cluster.ended_runs import EXIT_COMPLETE, EXIT_UNFINISHED
 from tensorforge.elastic.protocol.access import ROLES, is_loopback
 from tensorforge.elastic.protocol.token_files import load_or_issue
 from tensorforge.encoding import Json
@@ -300,7 +301,7 @@ class Launcher:
             reason, self._coordinator_error = self._coordinator_error, ""
             self._handle(CoordinatorExited(code, reason))
             return
-        if code != 0 and self._link is not None:
+        if code not in (EXIT_COMPLETE, EXIT_UNFINISHED) and self._link is not None:
             self._link.report_exit(child, f"its process {describe_exit(code)}", pid)
         self._read_logs()
         self._read_views()
@@ -431,7 +432,6 @@ class Launcher:
         order = Order(
             words=self._settings.worker_words(),
             variables=variables,
-            resources=self._settings.resources,
             spare=preload is not None,
             avoid=avoid,
         )
@@ -450,12 +450,17 @@ class Launcher:
         self._display.say(Say(text, Level.WARNING))
 
     def _prepare_token(self) -> None:
-        if is_loopback(self._settings.host):
-            return
+        """Issue the run's token, on loopback too: other users of this machine can reach that."""
         self._token_file = self._settings.run_dir / TOKEN_FILE
         self._token = load_or_issue(TokenStore(), self._token_file, "run", ROLES)
+        if is_loopback(self._settings.host):
+            return
         notice = f"the token for workers and operators is in {self._token_file}"
         self._display.say(Say(notice, Level.INFO))
+        self._warn(
+            f"tensors travel between workers unencrypted, and gloo's ports at {self._settings.host} ask "
+            "for no token: let only the machines of this run reach them (SECURITY.md)"
+        )
 
     @contextlib.contextmanager
     def _handling_signals(self) -> Iterator[None]:

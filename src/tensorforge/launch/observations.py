@@ -22,6 +22,7 @@ from tensorforge.launch.supervisor.events import (
     TargetChanged,
     TrainingAborted,
     TrainingFinished,
+    TrainingStopped,
     WorkerJoined,
     WorkerLost,
     WorkerReleased,
@@ -143,6 +144,8 @@ def changes(
     if new.ended is not None and (old is None or old.ended is None):
         if new.ended.outcome is RunOutcome.COMPLETED:
             yield TrainingFinished(new.ended.reason)
+        elif new.ended.outcome is RunOutcome.STOPPED:
+            yield TrainingStopped(new.ended.reason)
         else:
             yield TrainingAborted(f"the run was {new.ended.outcome}: {new.ended.reason}")
 

@@ -86,6 +86,13 @@ class DatabaseTokens:
         store = self._cached(_id_of(token))
         return None if store is None else store.authenticate(token)
 
+    def find(self, token_id: str) -> TokenRecord | None:
+        """The record with this id, whether the token is valid or not; `None` if there is none."""
+        cached = self._cached(token_id)
+        if cached is not None:
+            return cached.find(token_id)
+        return next(iter(self._load(token_id)), None)
+
     def _cached(self, token_id: str) -> TokenStore | None:
         with self._lock:
             cached = self._cache.get(token_id)

@@ -7,6 +7,8 @@ view and `write()` for a transaction that is durable when its block ends.
 from __future__ import annotations
 
 import contextlib
+import os
+import sqlite3
 import threading
 import zlib
 from collections.abc import Iterator, Mapping
@@ -17,21 +19,25 @@ import sqlalchemy as sa
 from sqlalchemy.engine import make_url
 from sqlalchemy.pool import StaticPool
 
-from tensorforge.errors import ClosedError, InvalidInputError, UnavailableError
+from tensorforge.errors import ClosedError, IntegrityError, InvalidInputError, UnavailableError
 from tensorforge.storage.prepared import Prepared, Row
 from tensorforge.storage.write_batch import WriteBatch
 
 IN_MEMORY = "sqlite://"
 _BUSY_TIMEOUT_MS = 30_000
 _KEPT_READERS = 4
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_PRIMARY_CODE = 0xFF
+"""SQLite's extended error codes have the plain code in their lowest byte."""
 
 
 class Database:
     """A connection pool to one database. Safe to share between threads; each process opens its own.
 
     `url` is an SQLAlchemy URL (`sqlite:///runs/meta.db`, `postgresql://user@host/db`) or a path to an
-    SQLite file, whose folder is created if missing. An `IN_MEMORY` database lives as long as this object.
-    A failure of the connection is an `UnavailableError`. Errors of a statement are SQLAlchemy's; the caller
+    SQLite file, whose folder is created if missing; a new file can be read by its owner only. An `IN_MEMORY`
+    database lives as long as this object. A failure of the connection is an `UnavailableError`, a file that is
+    damaged or no database an `IntegrityError`. Errors of a statement are SQLAlchemy's; the caller
     translates them, because only the caller knows what a violated constraint means.
     """
 
@@ -40,6 +46,8 @@ class Database:
         self.is_sqlite = parsed.get_backend_name() == "sqlite"
         self.is_in_memory = self.is_sqlite and parsed.database in (None, "", ":memory:")
         self.url = parsed.render_as_string(hide_password=True)
+        self.path = Path(str(parsed.database)) if self.is_sqlite and not self.is_in_memory else None
+        self._file = None if self.path is None else _file_identity(self.path)
         # An in-memory database is one connection, which only one thread uses at a time.
         self._turn = threading.RLock() if self.is_in_memory else contextlib.nullcontext()
         # SQLite's writers poll for the write lock; writers of one process wait on this lock instead.
@@ -222,7 +230,40 @@ class Database:
             yield
         except self._unavailable as error:
             cause = getattr(error, "orig", error)
+            if _is_damage(cause):
+                raise self._damaged(cause) from error
             raise UnavailableError(f"the database {self.url} failed: {cause}") from error
+        except (sqlite3.DatabaseError, sa.exc.DatabaseError) as error:
+            cause = getattr(error, "orig", error)
+            if _is_damage(cause):
+                raise self._damaged(cause) from error
+            raise
+
+    def _damaged(self, cause: object) -> IntegrityError:
+        return IntegrityError(
+            f"the database {self.url} is damaged: {cause}. Restore a backup of it"
+        )
+
+    @property
+    def was_replaced(self) -> bool:
+        """Whether the file was deleted or replaced since this object was made: writes would be lost."""
+        return self.path is not None and _file_identity(self.path) != self._file
+
+    def backup(self, target: Path) -> None:
+        """Copy a consistent state of an SQLite database to a new file, also while others write to it.
+
+        `target` must not exist. For PostgreSQL, use its own tools: `InvalidInputError`.
+        """
+        if self.path is None:
+            raise InvalidInputError(f"{self.url} is no SQLite file; back it up with its own tools")
+        _make_private(target)
+        with self._translated(), self.read() as connection:
+            driver: Any = connection.connection.driver_connection
+            copy = sqlite3.connect(target)
+            try:
+                driver.backup(copy)
+            finally:
+                copy.close()
 
     def close(self) -> None:
         """Close every connection; closing again changes nothing."""
@@ -261,8 +302,35 @@ def _parse(url: str | Path) -> sa.URL:
     if backend == "postgresql":
         return parsed.set(drivername="postgresql+psycopg")
     if parsed.database and parsed.database != ":memory:":
-        Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+        path = Path(parsed.database)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            with contextlib.suppress(FileExistsError):
+                _make_private(path)
     return parsed
+
+
+def _make_private(path: Path) -> None:
+    """Make an empty file for its owner only. SQLite gives its other files the same permissions."""
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+    except FileExistsError:
+        raise
+    except OSError as error:
+        raise UnavailableError(f"the database {path} cannot be made: {error.strerror}") from error
+
+
+def _file_identity(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino)
+
+
+def _is_damage(error: object) -> bool:
+    code = getattr(error, "sqlite_errorcode", None)
+    return isinstance(code, int) and code & _PRIMARY_CODE in _DAMAGED
 
 
 def _prepare_sqlite(connection: Any, _record: object) -> None:

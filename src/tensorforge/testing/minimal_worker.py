@@ -19,6 +19,7 @@ from typing import Any, TextIO
 
 import msgspec
 
+from tensorforge import environment
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.protocol.messages import Formation
@@ -131,10 +132,11 @@ def _main() -> None:
     parser.add_argument("--config", required=True, help="options as JSON")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--log", type=Path, required=True)
-    parser.add_argument("--token")
     options = parser.parse_args()
     config = msgspec.json.decode(options.config, type=ElasticTrainingConfig)
-    worker = ElasticWorker(WorkerId(options.id, "127.0.0.1", 0), config, token=options.token)
+    worker = ElasticWorker(
+        WorkerId(options.id, "127.0.0.1", 0), config, token=environment.TOKEN.take()
+    )
     with options.log.open("a") as log, worker:
         loop = MinimalTrainingLoop(worker, steps=options.steps, log=log)
         signal.signal(signal.SIGTERM, lambda *_: worker.leave("SIGTERM"))

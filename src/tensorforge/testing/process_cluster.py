@@ -23,6 +23,7 @@ from tensorforge.elastic.client import CoordinatorClient
 from tensorforge.elastic.protocol.access import is_loopback
 from tensorforge.elastic.protocol.cluster_view import ClusterView
 from tensorforge.elastic.protocol.token_files import read_token
+from tensorforge.environment import TOKEN, for_child
 from tensorforge.errors import DeadlineExceededError, UnavailableError
 
 WAIT_SECONDS = 60.0
@@ -114,11 +115,9 @@ class ProcessCluster:
             *("--coordinator", address or self.address, "--id", name),
             *("--config", self._config(), "--log", str(log)),
         ]
-        if self._needs_token():
-            command += ["--token", read_token(self._token_file())]
         with (self.folder / f"{name}.err").open("ab") as errors:
             process = subprocess.Popen(  # noqa: S603  our own interpreter
-                command, stdout=errors, stderr=errors, env=self._environment()
+                command, stdout=errors, stderr=errors, env=self._environment() | self._token()
             )
         self.workers[name] = WorkerProcess(name, process, log)
         return self.workers[name]
@@ -180,6 +179,9 @@ class ProcessCluster:
 
     def _needs_token(self) -> bool:
         return not is_loopback(self.host)
+
+    def _token(self) -> dict[str, str]:
+        return for_child({TOKEN: read_token(self._token_file())}) if self._needs_token() else {}
 
     def _token_file(self) -> Path:
         return self.folder / "job.token"

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.coordinator.journal_records import (
     Entry,
@@ -79,13 +80,19 @@ class Puppet:
 
 
 class SimulatedCluster:
-    """Drives one machine and carries out its instructions at once and in order."""
+    """Drives one machine and carries out its instructions at once and in order.
+
+    `terms`, `goal` and `worker_config` are those that workers name when they join from then on.
+    """
 
     def __init__(
         self, config: ElasticTrainingConfig, *, desired_workers: int | None = None
     ) -> None:
         self.config = config
         self.desired_workers = desired_workers
+        self.terms: dict[str, str] = {}
+        self.goal: Goal | None = None
+        self.worker_config: ElasticTrainingConfig | None = None
         self.clock = ManualClock()
         self.journal: list[str] = []
         self.notes: list[Note] = []
@@ -156,6 +163,9 @@ class SimulatedCluster:
             generation=generation,
             previous=puppet.previous,
             attributes={"pid": str(puppet.pid)},
+            terms=self.terms,
+            goal=self.goal,
+            config=self.worker_config,
         )
         self.feed(inputs.Received(puppet.connection, message))
 

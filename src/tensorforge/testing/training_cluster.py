@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,7 +19,8 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Self
 
-from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import AdaptationStrategy, ElasticTrainingConfig
+from tensorforge.cluster.ended_runs import exit_code_of_runs
 from tensorforge.elastic.protocol.access import ROLES, is_loopback
 from tensorforge.elastic.protocol.token_files import load_or_issue
 from tensorforge.errors import DeadlineExceededError
@@ -64,7 +66,9 @@ class TrainingCluster:
         host: str = "127.0.0.1",
     ) -> None:
         self.folder = folder
-        self.config = config or ElasticTrainingConfig()
+        self.config = config or ElasticTrainingConfig(
+            lr_adaptation_strategy=AdaptationStrategy.NONE
+        )
         self.address = f"{host}:{_free_port(host)}"
         self._token_file = None if is_loopback(host) else folder / "job.token"
         self.token: str | None = None
@@ -121,7 +125,7 @@ class TrainingCluster:
     def start_worker(self, name: str) -> None:
         """Start a worker, which joins by itself."""
         environment = {
-            **worker_environment(name, self.address, self.folder, self.config, self.token),
+            **worker_environment(name, self.address, self.folder, self.token),
             **self._environment,
         }
         log = str(self.folder / f"{name}.log")
@@ -246,6 +250,7 @@ def _run_worker(
     with _logged(log):
         faulthandler.register(signal.SIGUSR1, all_threads=True)
         main(*arguments)
+        sys.exit(exit_code_of_runs())
 
 
 @contextmanager

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from tensorforge.train.run_config import LossScaling, RunConfig
 
 if TYPE_CHECKING:
+    from tensorforge.catalog import CheckpointSchedule
     from tensorforge.train.data.loading_processes import Loading
     from tensorforge.train.data.local_shards import LocalShards
     from tensorforge.train.evaluation import Evaluation
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CheckpointPlan",
+    "CheckpointSchedule",
     "Evaluation",
     "Loading",
     "LocalShards",
@@ -43,6 +45,7 @@ __all__ = [
 
 _HOMES = {
     "CheckpointPlan": "run_checkpoints",
+    "CheckpointSchedule": "run_checkpoints",
     "Evaluation": "evaluation",
     "Loading": "data.loading_processes",
     "LocalShards": "data.local_shards",
@@ -57,3 +60,7 @@ def __getattr__(name: str) -> Any:
     from importlib import import_module
 
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

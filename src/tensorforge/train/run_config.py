@@ -46,7 +46,8 @@ class RunConfig:
     (12, 24, 48) divide evenly among many numbers of workers. `seed`: seeds the order of samples and every
     random stream. `strategy`: NONE keeps the batch and the learning rate, and the weights are the same on
     any number of workers. LINEAR and SQUARE_ROOT let the batch grow with the workers and adapt the learning
-    rate. `base_workers`: the number of workers for which `batch_size` and the optimizer's rates were
+    rate. `None` takes the strategy of the cluster's configuration; without a cluster that is NONE.
+    `base_workers`: the number of workers for which `batch_size` and the optimizer's rates were
     chosen; `None` means the number of workers in the first generation. `accumulation`: the number of
     micro-batches into which a shard's part of a step is cut, to save memory. `clip_grad_norm`: the norm to
     which a larger gradient of a step is scaled down. `loss_scaling`: how the loss is scaled in training with
@@ -62,7 +63,7 @@ class RunConfig:
     batch_size: int
     shards: int = 12
     seed: int = 0
-    strategy: AdaptationStrategy = AdaptationStrategy.NONE
+    strategy: AdaptationStrategy | None = None
     base_workers: int | None = None
     accumulation: int = 1
     clip_grad_norm: float | None = None
@@ -79,7 +80,8 @@ class RunConfig:
         whole_number("seed", self.seed, least=0, most=_LARGEST)
         if self.base_workers is not None:
             whole_number("base_workers", self.base_workers, least=1, most=_LARGEST)
-        member("strategy", self.strategy, AdaptationStrategy)
+        if self.strategy is not None:
+            member("strategy", self.strategy, AdaptationStrategy)
         if self.clip_grad_norm is not None:
             finite_number("clip_grad_norm", self.clip_grad_norm, above=0)
         if not isinstance(self.loss_scaling, LossScaling | None):
@@ -102,7 +104,7 @@ class RunConfig:
 
     def global_batch(self, workers: int, base_workers: int) -> int:
         """Samples per step on so many workers."""
-        if self.strategy is AdaptationStrategy.NONE:
+        if self.strategy in (None, AdaptationStrategy.NONE):
             return self.batch_size
         return max(1, self.batch_size * workers // base_workers)
 

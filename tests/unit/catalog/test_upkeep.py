@@ -3,9 +3,17 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from tests.unit.catalog.run_states import flip_a_byte, make_state, step_on
 
-from tensorforge.catalog import CheckpointManager, CheckpointState, rebuild, sweep, verify
+from tensorforge.catalog import (
+    CheckpointManager,
+    CheckpointState,
+    CreateCheckpointRequest,
+    rebuild,
+    sweep,
+    verify,
+)
+from tensorforge.catalog.schema import CHECKPOINTS
 from tensorforge.checkpoint import DistributedCheckpoint, SingleProcess
-from tensorforge.errors import ConflictError, NotFoundError
+from tensorforge.errors import ConflictError, NotFoundError, UnavailableError
 
 pytestmark = pytest.mark.filterwarnings("ignore::tensorforge.checkpoint.StaleSaveWarning")
 
@@ -93,3 +101,40 @@ def test_a_process_that_cannot_be_seen_is_given_a_day(manager, store):
     assert sweep(manager, store, a_day_later).deleted == (unseen,)
     left = {record.checkpoint_id for record in manager.list_for_run("run")}
     assert {by_nobody, by_a_person} <= left
+
+
+def test_a_run_removes_the_files_of_its_own_deletions_only(store, tmp_path):
+    removed = []
+
+    def away(record):
+        raise UnavailableError("the store is away")
+
+    with CheckpointManager(database=tmp_path / "shared.db", remove_files=removed.append) as manager:
+        for run in ("a", "b"):
+            request = CreateCheckpointRequest(training_run_id=run, epoch=0, step=1)
+            record = manager.create(request)
+            manager.complete(record.checkpoint_id, 1, f"{run}/x")
+        with CheckpointManager(database=tmp_path / "shared.db", remove_files=away) as other:
+            other.delete(manager.list_for_run("a")[0].checkpoint_id)
+        assert [r.training_run_id for r in manager.with_files_left()] == ["a"]
+        manager.delete(manager.list_for_run("b")[0].checkpoint_id)
+        assert [r.training_run_id for r in removed] == ["b"]
+        manager.gc(training_run_id="a")
+        assert [r.training_run_id for r in removed] == ["b", "a"]
+        assert manager.with_files_left() == ()
+
+
+def test_a_record_marked_without_reason_is_complete_after_a_rebuild(runs, manager, store):
+    record = runs.save(make_state(), epoch=0, step=1)
+    manager.mark_corrupted(record.checkpoint_id, "by mistake")
+    assert rebuild(manager, store).recovered == (record.checkpoint_id,)
+    assert manager.get(record.checkpoint_id).state is CheckpointState.COMPLETE
+
+
+def test_a_record_that_names_a_manifest_is_read_as_a_prefix(manager):
+    record = manager.create(CreateCheckpointRequest(training_run_id="r", epoch=0, step=1))
+    done = manager.complete(record.checkpoint_id, 1, "r/x.metadata.json")
+    assert done.storage_path == "r/x"
+    with manager._database.write() as connection:
+        connection.execute(CHECKPOINTS.update().values(storage_path="r/x.metadata.json"))
+    assert manager.get(record.checkpoint_id).storage_path == "r/x"

@@ -9,6 +9,7 @@ from datetime import datetime
 from enum import Enum
 from types import MappingProxyType
 
+from tensorforge.checkpoint.format.manifest import SUFFIX
 from tensorforge.errors import ConfigurationError, InvalidInputError
 from tensorforge.lifecycle import Lifecycle
 from tensorforge.validation import is_number, whole_number
@@ -57,6 +58,8 @@ class CheckpointRecord:
     """One row of the catalog.
 
     `size_bytes` counts the bytes of this checkpoint's own files and manifest, not those of its ancestors.
+    `storage_path` is the checkpoint's prefix in its store. Earlier versions recorded the key of the manifest;
+    a record made from that has the prefix too.
     `verified_at` is when all of its bytes were last read and found intact. `note` explains the state: why the
     checkpoint was deleted or is corrupted, or, while it is being created, which process saves it.
     """
@@ -83,6 +86,7 @@ class CheckpointRecord:
         if self.created_at.tzinfo is None:
             raise InvalidInputError(f"created_at = {self.created_at}: needs a time zone")
         object.__setattr__(self, "metrics", MappingProxyType(dict(self.metrics)))
+        object.__setattr__(self, "storage_path", self.storage_path.removesuffix(SUFFIX))
 
     @property
     def is_self_contained(self) -> bool:
@@ -146,7 +150,8 @@ class GcPolicy:
 
     `max_checkpoints_per_run`: how many of the newest are kept; `None` for no limit.
     `max_age_seconds`: older ones are deleted even if they are among the newest; `None` for no limit.
-    `keep_best_n`: how many with the best `metric_key` are kept, whatever their age.
+    `keep_best_n`: how many with the best `metric_key` are kept, whatever their age. While no checkpoint of the
+    run has this metric, none that can be restored is deleted.
     `metric_ascending`: `True` if lower is better.
     `abandoned_after_seconds`: a record that is still in state `CREATING` after this time is deleted.
     """

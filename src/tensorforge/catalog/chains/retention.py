@@ -6,6 +6,7 @@ The rules, in order:
 2. A checkpoint that cannot be restored is deleted: it or one of its ancestors is corrupted or missing.
 3. Of the others, those that are too old or not among the newest are deleted,
 4. except the newest restorable one, the newest verified one, and the best by the policy's metric.
+   If no checkpoint of the run has that metric, all that can be restored are kept: which are best is not known.
 5. The ancestors of a kept checkpoint are kept.
 """
 
@@ -102,6 +103,10 @@ def _protections(
     verified = next((record for record in restorable if record.verified_at is not None), None)
     if verified is not None:
         reasons.setdefault(verified.checkpoint_id, []).append("the newest verified checkpoint")
+    if policy.keep_best_n and not any(policy.metric_key in r.metrics for r in restorable):
+        text = f"no checkpoint of the run has {policy.metric_key!r}, by which the best are kept"
+        for record in restorable:
+            reasons.setdefault(record.checkpoint_id, []).append(text)
     for rank, record in enumerate(best_by_metric(restorable, policy), 1):
         value = record.metrics[policy.metric_key]
         text = f"number {rank} of the best {policy.keep_best_n} by {policy.metric_key} ({value:g})"

@@ -22,6 +22,7 @@ CHUNK_BYTES = 8 << 20
 MODEL = "model/"
 OPTIMIZER = "optimizer/"
 RANDOM = "rng/"
+EXTRA = "extra/"
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,8 +118,9 @@ class ShardData(_Record, frozen=True):
 class CheckpointManifest(_Record, frozen=True, kw_only=True):
     """Everything about a checkpoint except the bytes of its tensors.
 
-    `state` has the trees of the model, the optimizer and the random generators, with names in place of
-    tensors. `parent` is the prefix of the checkpoint that an incremental one was saved on top of.
+    `state` has the trees of the model, the optimizer, the random generators and the caller's extra state, with
+    names in place of tensors. `parent` is the prefix of the checkpoint that an incremental one was saved on top
+    of.
     """
 
     version: int

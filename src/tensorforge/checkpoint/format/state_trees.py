@@ -4,7 +4,7 @@ Values of JSON's own types are encoded as they are. Every other value is an obje
 with `$`:
 
     {"$tuple": […]}  {"$dict": [[key, value], …]}  {"$float": "nan"}  {"$int": "…"}  {"$bytes": "base64"}
-    {"$tensor": "name"}  {"$array": "name"}  {"$dtype": "float32"}
+    {"$counter": [[key, count], …]}  {"$tensor": "name"}  {"$array": "name"}  {"$dtype": "float32"}
 
 A value of any other type is an error that names its place, so that nothing is silently left out.
 """
@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -60,13 +61,14 @@ def encode_tree(value: object, leaf: Leaf, where: str = "", depth: int = 0) -> J
 
 
 def _encode_mapping(value: Mapping[Any, Any], leaf: Leaf, where: str, depth: int) -> Json:
-    if all(isinstance(key, str) and not key.startswith("$") for key in value):
+    is_counter = isinstance(value, Counter)
+    if not is_counter and all(isinstance(key, str) and not key.startswith("$") for key in value):
         return {
             str(key): encode_tree(item, leaf, join(where, key), depth + 1)
             for key, item in value.items()
         }
     return {
-        "$dict": [
+        "$counter" if is_counter else "$dict": [
             [
                 encode_tree(key, leaf, f"{where} key", depth + 1),
                 encode_tree(item, leaf, join(where, str(key)), depth + 1),
@@ -111,6 +113,8 @@ def _decode_tagged(tag: str, value: Json, reader: Reader, where: str, depth: int
             case "$dict" if isinstance(value, list):
                 pairs = [decode_tree(pair, reader, where, depth + 1) for pair in value]
                 return dict(pairs)
+            case "$counter" if isinstance(value, list):
+                return Counter(dict(decode_tree(pair, reader, where, depth + 1) for pair in value))
             case "$float" if value in ("nan", "inf", "-inf"):
                 return float(value)
             case "$int" if isinstance(value, str) and len(value) < 1000:

@@ -85,6 +85,7 @@ class _Attempt:
     manifest: CheckpointManifest
     targets: Targets
     random: dict[str, Any] = field(default_factory=dict)
+    extra: dict[str, Any] = field(default_factory=dict)
 
 
 class Loader:
@@ -201,6 +202,7 @@ class Loader:
                 targets.add_optimizer(optimizer, model)
             if options.load_rng_state:
                 self._add_random_state(attempt)
+            attempt.extra = self._allocate(attempt, manifest.state.get("extra"))
             mine = _Match(sorted(targets.wanted), targets.mismatch())
         except Exception as error:  # noqa: BLE001  reported to rank 0, raised on every rank
             mine = failure_of(error, _LOAD_FAILED)
@@ -221,10 +223,15 @@ class Loader:
         tree = attempt.manifest.state.get("rng", {}).get(str(self._coordinator.rank))
         if tree is None or attempt.manifest.world_size != self._coordinator.world_size:
             return
+        attempt.random = self._allocate(attempt, tree)
+
+    def _allocate(self, attempt: _Attempt, tree: Any) -> dict[str, Any]:
+        """New memory for all tensors of a saved tree, which the load fills."""
+        tensors = {}
         for name in tensor_names(tree):
-            tensor = allocate_tensor(attempt.manifest.tensors[name])
-            attempt.random[name] = tensor
+            tensor = tensors[name] = allocate_tensor(attempt.manifest.tensors[name])
             attempt.targets.add_tensor(name, tensor)
+        return tensors
 
     def _read(
         self,
@@ -280,6 +287,9 @@ class Loader:
             target_world_size=world_size,
             was_resharded=manifest.world_size != world_size,
             custom_metadata=decode_tree(manifest.custom_metadata or {}, tree_reader({})),
+            extra_state=decode_tree(
+                manifest.state.get("extra", {}), tree_reader(attempt.extra), "extra"
+            ),
             mismatch=mismatch,
             rejected=tuple(rejected),
             random_state=random_state,

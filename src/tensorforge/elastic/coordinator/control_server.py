@@ -14,6 +14,7 @@ import contextlib
 import itertools
 import logging
 import time
+import traceback
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -43,7 +44,6 @@ from tensorforge.errors import (
     EncodingError,
     NotFoundError,
     PermissionDeniedError,
-    StaleGenerationError,
     TensorForgeError,
     UnavailableError,
 )
@@ -66,6 +66,7 @@ class _Stream:
     peer: str
     outbox: asyncio.Queue[bytes | None] = field(default_factory=lambda: asyncio.Queue(OUTBOX))
     is_closing: bool = False
+    said_hello: bool = False
     allowance: float = BURST
     refilled_at: float = 0.0
 
@@ -112,6 +113,7 @@ class ControlServer:
         self._server: Any = None
         self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.heartbeats = 0
+        self.decided_at = clock()
 
     async def start(self, host: str, port: int, tls: access.TlsOptions | None) -> int:
         """Serve on this address; returns the port."""
@@ -128,6 +130,8 @@ class ControlServer:
         await self._server.start()
         jobs = (self._decide(), self._renew(), self._report_alive())
         self._tasks = [asyncio.create_task(job) for job in jobs]
+        for task in self._tasks:
+            task.add_done_callback(self._task_ended)
         self._submit(inputs.Tick())
         return int(bound)
 
@@ -142,8 +146,10 @@ class ControlServer:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._server is not None:
             await self._server.stop(_GRACE)
-        with contextlib.suppress(TensorForgeError):
+        try:
             await asyncio.to_thread(self._journal.release)
+        except Exception as error:  # noqa: BLE001  the error that led here must not be replaced
+            log.warning("the lease could not be released, it ends by itself: %s", str(error))
 
     def view(self, history: int = 20) -> ClusterView:
         """The cluster at this moment."""
@@ -167,14 +173,12 @@ class ControlServer:
         self._queue.put_nowait((event, None))
 
     async def _decide(self) -> None:
-        try:
-            while True:
-                batch = [await self._queue.get()]
-                while not self._queue.empty():
-                    batch.append(self._queue.get_nowait())
-                await self._handle_batch(batch)
-        except StaleGenerationError as error:
-            self._give_up(error)
+        while True:
+            batch = [await self._queue.get()]
+            while not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            await self._handle_batch(batch)
+            self.decided_at = self._clock()
 
     async def _handle_batch(
         self, batch: list[tuple[inputs.Input, asyncio.Future[None] | None]]
@@ -203,7 +207,7 @@ class ControlServer:
             try:
                 await asyncio.to_thread(self._journal.compact)
             except UnavailableError as error:
-                log.warning("the journal could not be compacted: %s", error)
+                log.warning("the journal could not be compacted: %s", str(error))
 
     async def _carry_out(self, instructions: list[Instruction]) -> None:
         entries = [i.entry for i in instructions if isinstance(i, Record)]
@@ -230,7 +234,7 @@ class ControlServer:
                 await asyncio.to_thread(self._journal.append, entries)
                 return
             except UnavailableError as error:
-                log.warning("the journal is unavailable, so nothing can be decided: %s", error)
+                log.warning("the journal is unavailable, so nothing can be decided: %s", str(error))
                 await asyncio.sleep(_RETRY)
 
     def _send(self, instruction: Send) -> None:
@@ -276,11 +280,8 @@ class ControlServer:
             await asyncio.sleep(self._journal.lease_seconds / 3)
             try:
                 await asyncio.to_thread(self._journal.renew)
-            except StaleGenerationError as error:
-                self._give_up(error)
-                return
             except UnavailableError as error:
-                log.warning("the lease could not be renewed: %s", error)
+                log.warning("the lease could not be renewed: %s", str(error))
 
     async def _report_alive(self) -> None:
         # gRPC closes a stream whose pings are not answered. So an open stream is a sign of life, even when
@@ -290,8 +291,16 @@ class ControlServer:
             alive = tuple(s.id for s in self._streams.values() if not s.is_closing)
             self._submit(inputs.Alive(alive))
 
-    def _give_up(self, error: Exception) -> None:
-        log.error("this coordinator stops: %s", error)
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """Step down if a task of this server ended by an error: without it the server only seems to lead."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._give_up(error)
+
+    def _give_up(self, error: BaseException) -> None:
+        # As text: a log record with the error would keep this server, and so gRPC's threads, alive.
+        is_expected = isinstance(error, TensorForgeError)
+        text = str(error) if is_expected else "".join(traceback.format_exception(error))
+        log.error("this coordinator stops: %s", text)
         for stream in list(self._streams.values()):
             stream.close()
         if not self.over.done():
@@ -348,11 +357,16 @@ class ControlServer:
             self._send(Send((stream.id,), refused))
         except (grpc.aio.UsageError, asyncio.InvalidStateError, grpc.RpcError):
             reason = "its stream broke"
-        self._forget(stream, reason)
-        stream.close()
+        finally:
+            # Also after an error that nobody expected: a stream without a reader is not alive.
+            self._forget(stream, reason)
+            stream.close()
 
     def _receive(self, stream: _Stream, data: bytes) -> None:
         message = messages.from_worker(data)
+        if isinstance(message, messages.Hello) == stream.said_hello:
+            raise EncodingError("a stream begins with one hello, and there is no second one")
+        stream.said_hello = True
         if isinstance(message, messages.Heartbeat):
             self.heartbeats += 1
         self._submit(inputs.Received(stream.id, message))

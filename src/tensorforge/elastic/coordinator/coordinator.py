@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import logging
 import threading
 import time
+import traceback
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -53,7 +55,10 @@ class ElasticCoordinator:
     also goes on with new workers if `is_gone` returns true for every member in the journal: then an earlier
     launch has ended, and its workers did not fail. `desired_workers` is how many workers a launcher will
     start; the first generation forms as soon as that many have joined. `tokens` are required unless `host`
-    is loopback. `metrics_port` serves Prometheus metrics (0 picks a port).
+    is loopback. `metrics_port` serves Prometheus metrics and `/healthz` (0 picks a port).
+
+    If one of its tasks fails, the coordinator steps down: it stops serving and releases the lease, and
+    `require_running` and `wait_until_ended` raise the error, so that its process can exit and be replaced.
 
     After `start` the coordinator serves at `address`. While another coordinator leads the run, `start`
     waits up to `lease_wait` seconds for that lease to end, then raises `ConflictError`. All methods may be
@@ -142,6 +147,8 @@ class ElasticCoordinator:
         try:
             asyncio.run(self._serve())
         except BaseException as error:  # noqa: BLE001  the thread that called `start` raises it
+            # The frames refer to the gRPC server, whose threads end with its last reference.
+            traceback.clear_frames(error.__traceback__)
             self._error = error
         finally:
             self._started.set()
@@ -257,6 +264,18 @@ class ElasticCoordinator:
             raise self._error
         return self._outcome
 
+    def require_running(self) -> None:
+        """Raise the error by which the coordinator stepped down, if it did."""
+        if self._error is not None:
+            raise self._error
+
+    def seconds_since_decision(self) -> float:
+        """How long ago the coordinator last handled an input; heartbeats alone keep it below a second or two.
+
+        Raises `ClosedError` if the coordinator does not run. It may be called while the event loop is stuck.
+        """
+        return time.monotonic() - self._serving().decided_at
+
     def counters(self) -> tuple[int, int]:
         """How many heartbeats were received, and how many streams are open."""
         service = self._serving()
@@ -273,6 +292,8 @@ class ElasticCoordinator:
             raise ClosedError("the coordinator is not running")
         try:
             return asyncio.run_coroutine_threadsafe(work, self._loop).result(START_TIMEOUT)
+        except concurrent.futures.CancelledError as error:
+            raise ClosedError("the coordinator stopped before it answered") from error
         except TimeoutError as error:
             if isinstance(error, TensorForgeError):
                 raise

@@ -1,11 +1,14 @@
-"""The coordinator's metrics for Prometheus."""
+"""The coordinator's metrics for Prometheus, and `/healthz` for whoever restarts processes that are stuck."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
+from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
@@ -73,17 +76,57 @@ def _last_rescale(run_id: str, rescales: list[RescaleRecord]) -> Iterator[Any]:
     yield gauge
 
 
+HEALTHY_SECONDS = 15.0
+"""A coordinator that handled no input for longer than this is stuck: heartbeats arrive more often."""
+_REQUEST_SECONDS = 10.0
+
+
+class _Server(ThreadingMixIn, WSGIServer):
+    daemon_threads = True
+
+
+class _SilentHandler(WSGIRequestHandler):
+    timeout = _REQUEST_SECONDS
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base's signature
+        """Write no line for each request."""
+
+
 class MetricsServer:
-    """Serves `/metrics` on a thread until it is closed."""
+    """Serves `/metrics` and `/healthz` on a thread until it is closed.
+
+    `/healthz` answers 200 while the coordinator decides, and 503 with the reason if it does not.
+    """
 
     def __init__(self, host: str, port: int, coordinator: ElasticCoordinator) -> None:
         registry = CollectorRegistry()
         registry.register(_Collector(coordinator))
+        self._coordinator = coordinator
+        self._metrics = make_wsgi_app(registry)
         try:
-            self._server, self._thread = start_http_server(port, addr=host, registry=registry)
+            self._server = make_server(
+                host, port, self._answer, server_class=_Server, handler_class=_SilentHandler
+            )
         except OSError as error:
             raise UnavailableError(f"cannot serve metrics on {host}:{port}: {error}") from error
+        self._thread = threading.Thread(target=self._server.serve_forever, name="metrics")
+        self._thread.start()
         self.address = f"{host}:{self._server.server_port}"
+
+    def _answer(self, request: dict[str, Any], start: Callable[..., Any]) -> Any:
+        if request["PATH_INFO"] != "/healthz":
+            return self._metrics(request, start)
+        problem = self._problem()
+        start("503 Service Unavailable" if problem else "200 OK", [("Content-Type", "text/plain")])
+        return [f"{problem or 'ok'}\n".encode()]
+
+    def _problem(self) -> str | None:
+        try:
+            silent = self._coordinator.seconds_since_decision()
+        except TensorForgeError as error:
+            return str(error)
+        stuck = f"nothing was decided for {silent:.0f} s"
+        return stuck if silent > HEALTHY_SECONDS else None
 
     def close(self) -> None:
         """Stop serving."""

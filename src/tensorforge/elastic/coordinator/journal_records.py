@@ -11,8 +11,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.elastic.protocol.messages import Ended
+from tensorforge.elastic.protocol.messages import Ended, Finish
 from tensorforge.elastic.protocol.reasons import Departure, DepartureKind, Requester, RunOutcome
 from tensorforge.elastic.protocol.rescale_record import RescaleRecord
 from tensorforge.errors import EncodingError
@@ -76,6 +77,34 @@ class WasCommitted(Entry, frozen=True, kw_only=True):
     first_commit_ms: float = 0.0
 
 
+class WasFinished(Entry, frozen=True, kw_only=True):
+    """A member of the formed generation has said that training is over on it."""
+
+    seat: Seat
+    generation: int
+    committed_step: int
+    epoch: int
+    reason: str = ""
+
+    @property
+    def message(self) -> Finish:
+        """What the member said."""
+        return Finish(
+            incarnation=self.seat.incarnation,
+            generation=self.generation,
+            committed_step=self.committed_step,
+            epoch=self.epoch,
+            reason=self.reason,
+        )
+
+
+class TermsFixed(Entry, frozen=True, kw_only=True):
+    """The facts that are the same on all workers of this run from now on, and its goal."""
+
+    terms: dict[str, str]
+    goal: Goal | None = None
+
+
 class TargetSet(Entry, frozen=True, kw_only=True):
     """So many workers are wanted from now on."""
 
@@ -85,16 +114,19 @@ class TargetSet(Entry, frozen=True, kw_only=True):
 
 
 class RunEnded(Entry, frozen=True, kw_only=True):
-    """The run is over. `emergency`: the survivors were asked to save a checkpoint."""
+    """The run is over. `emergency`: the member called `saver` was asked to save a checkpoint."""
 
     outcome: RunOutcome
     reason: str
     emergency: bool = False
+    saver: str | None = None
 
     @property
     def message(self) -> Ended:
         """What workers and clients are told."""
-        return Ended(outcome=self.outcome, reason=self.reason, emergency=self.emergency)
+        return Ended(
+            outcome=self.outcome, reason=self.reason, emergency=self.emergency, saver=self.saver
+        )
 
 
 class RunResumed(Entry, frozen=True, kw_only=True):
@@ -114,7 +146,8 @@ class DurableState(msgspec.Struct, kw_only=True):
     """What the entries add up to: all that a restarted coordinator knows.
 
     `seats` are the members of `generation`; `formed_seats` are those of `formed_generation`, the last one that
-    every member formed. `committed` is the first committed step of the newest generation that has one.
+    every member formed. `terms` are set with the first generation. `committed` is the first committed step of
+    the newest generation that has one.
     """
 
     generation: int = 0
@@ -127,6 +160,8 @@ class DurableState(msgspec.Struct, kw_only=True):
     target_version: int = 0
     target_by: str = ""
     target_requester: Requester = Requester.OPERATOR
+    terms: TermsFixed | None = None
+    finishes: tuple[WasFinished, ...] = ()
     committed: WasCommitted | None = None
     ended: RunEnded | None = None
     urgent: bool = False
@@ -140,7 +175,15 @@ class Snapshot(Entry, frozen=True, kw_only=True):
 
 
 AnyEntry: TypeAlias = (
-    Decided | WasFormed | WasCommitted | TargetSet | RunEnded | RunResumed | Snapshot
+    Decided
+    | WasFormed
+    | WasCommitted
+    | WasFinished
+    | TermsFixed
+    | TargetSet
+    | RunEnded
+    | RunResumed
+    | Snapshot
 )
 
 
@@ -174,6 +217,7 @@ def _apply(state: DurableState, entry: Entry) -> None:
     elif isinstance(entry, WasFormed):
         state.formed_generation = entry.generation
         state.formed_seats = state.seats
+        state.finishes = ()
         state.open_groups = (OpenGroup(entry.generation, state.seats),)
         complete(state.history, entry)
     elif isinstance(entry, WasCommitted):
@@ -183,6 +227,10 @@ def _apply(state: DurableState, entry: Entry) -> None:
         state.desired_workers = entry.workers
         state.target_version += 1
         state.target_by, state.target_requester = entry.by, entry.requester
+    elif isinstance(entry, WasFinished):
+        state.finishes = (*state.finishes, entry)
+    elif isinstance(entry, TermsFixed):
+        state.terms = entry
     elif isinstance(entry, RunEnded):
         state.ended = entry
     elif isinstance(entry, RunResumed):
@@ -191,6 +239,8 @@ def _apply(state: DurableState, entry: Entry) -> None:
         state.formed_seats = ()
         state.open_groups = ()
         state.paused = False
+        state.terms = None
+        state.finishes = ()
 
 
 def _succeed(groups: tuple[OpenGroup, ...], new: OpenGroup) -> tuple[OpenGroup, ...]:

@@ -6,6 +6,7 @@ from datetime import datetime
 
 import msgspec
 
+from tensorforge.cluster.goal import Goal
 from tensorforge.elastic.protocol.messages import Ended, State
 from tensorforge.elastic.protocol.reasons import Departure, Requester
 from tensorforge.elastic.protocol.rescale_record import RescaleRecord
@@ -32,7 +33,8 @@ class ClusterView(msgspec.Struct, kw_only=True):
     """A run at one moment.
 
     `desired_workers` is the wanted number of workers; `target_version` counts how often it was set, and
-    `target_by` and `target_requester` say who set it last. `rescales` has the newest last.
+    `target_by` and `target_requester` say who set it last.
+    `goal` is how far the workers' script wants to train. `rescales` has the newest last.
     """
 
     run_id: str
@@ -48,6 +50,7 @@ class ClusterView(msgspec.Struct, kw_only=True):
     min_workers: int
     max_workers: int | None
     state: State
+    goal: Goal | None = None
     losses: int
     consecutive_failures: int
     stale_messages: int

@@ -14,12 +14,14 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 import msgspec
 
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.protocol.reasons import RunOutcome
-from tensorforge.errors import EncodingError
+from tensorforge.errors import EncodingError, InvalidInputError
 
-PROTOCOL = 2
+PROTOCOL = 3
 """The version of these messages; the coordinator refuses a worker with another one."""
 
 MAX_UPLOAD_BYTES = 1 << 20
@@ -27,10 +29,15 @@ MAX_UPLOAD_BYTES = 1 << 20
 
 Name: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=20_000)]
-Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
-Step: TypeAlias = Annotated[int, msgspec.Meta(ge=-1)]
+MOST = 2**53
+"""The largest number in a message; JSON readers that use floating point agree on numbers up to here."""
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=MOST)]
+Step: TypeAlias = Annotated[int, msgspec.Meta(ge=-1, le=MOST)]
 Attributes: TypeAlias = Annotated[
     dict[Name, Annotated[str, msgspec.Meta(max_length=4_000)]], msgspec.Meta(max_length=64)
+]
+Terms: TypeAlias = Annotated[
+    dict[Name, Annotated[str, msgspec.Meta(max_length=4_000)]], msgspec.Meta(max_length=256)
 ]
 Measures: TypeAlias = Annotated[dict[Name, float | None], msgspec.Meta(max_length=64)]
 """Values by name. JSON has neither NaN nor infinity: `None` stands for both."""
@@ -49,15 +56,20 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 class Hello(Message, frozen=True, kw_only=True, tag="hello", tag_field="kind"):
     """The first message of a stream. `generation` is the newest one that was announced to this incarnation.
 
-    `previous` is the earlier incarnation of this process that was a member; it has stopped training.
+    `previous` is the earlier incarnation of this process that was a member; it has stopped training. `terms`
+    are the facts that must be the same on all workers, and `goal` is how far the script wants to train.
+    `config` is set if the worker was given a configuration of its own, which must be the run's.
     """
 
     protocol: int
     worker: WorkerId
     incarnation: Name
-    generation: int | None = None
+    generation: Count | None = None
     previous: Name | None = None
     attributes: Attributes = msgspec.field(default_factory=dict)
+    terms: Terms = msgspec.field(default_factory=dict)
+    goal: Goal | None = None
+    config: ElasticTrainingConfig | None = None
 
 
 class Progress(Message, frozen=True, kw_only=True, tag="progress", tag_field="kind"):
@@ -85,12 +97,14 @@ class Ready(Message, frozen=True, kw_only=True, tag="ready", tag_field="kind"):
     """This worker has stopped for a rescale; a worker that leaves says so, too.
 
     `prepared_step`: the worker has the reduced gradient of that step, but has not applied it.
+    `last_generation` is the last one in which the worker was in a working group; 0 before the first.
     """
 
     incarnation: Name
     generation: Count
     committed_step: Step
     prepared_step: Step | None = None
+    last_generation: Count = 0
     attributes: Attributes = msgspec.field(default_factory=dict)
 
 
@@ -112,18 +126,30 @@ class Suspect(Message, frozen=True, kw_only=True, tag="suspect", tag_field="kind
 
 
 class Leave(Message, frozen=True, kw_only=True, tag="leave", tag_field="kind"):
-    """This worker wants to leave after its current step."""
+    """This worker wants to leave after its current step.
+
+    `together`: all members of the generation leave after the same step. `stops_if_last`: if nobody can take
+    over this worker's state, it does not leave but stops the run, as soon as a `LeaveRefused` tells so.
+    """
 
     incarnation: Name
     generation: Count
     reason: Text = ""
+    together: bool = False
+    stops_if_last: bool = False
 
 
 class Finish(Message, frozen=True, kw_only=True, tag="finish", tag_field="kind"):
-    """Training is complete."""
+    """Training is over on this member, after `committed_step`; `epoch` is the one of the step after it.
+
+    Every member of a generation says so after the same step. Whether the goal was reached is decided by the
+    coordinator.
+    """
 
     incarnation: Name
     generation: Count
+    committed_step: Step
+    epoch: Count = 0
     reason: Text = ""
 
 
@@ -153,9 +179,13 @@ class State(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True, tag="welcome", tag_field="kind"):
-    """The stream is accepted. `workers` is set if the worker is a member of `generation`."""
+    """The stream is accepted. `workers` is set if the worker is a member of `generation`.
+
+    `config` is the run's configuration, which the worker uses from now on.
+    """
 
     generation: int
+    config: ElasticTrainingConfig
     workers: tuple[WorkerId, ...] | None = None
 
 
@@ -172,6 +202,8 @@ REFUSED_DUPLICATE = "duplicate"
 """A connected worker has this id; trying again later may work."""
 REFUSED_INVALID = "invalid"
 """The message breaks the protocol; trying again does not help."""
+REFUSED_TERMS = "terms"
+"""The worker's terms, goal or configuration are not the run's; the reason names each difference."""
 REFUSED_FULL = "full"
 """The coordinator has as many workers and standbys as it accepts."""
 
@@ -209,8 +241,31 @@ class MemberReport(Message, frozen=True, kw_only=True):
 
     committed_step: int
     prepared_step: int | None = None
+    last_generation: int = 0
     attributes: dict[str, str] = msgspec.field(default_factory=dict)
     is_newcomer: bool = False
+
+
+class Verdict(Message, frozen=True, kw_only=True):
+    """How the members of a generation come to one state. Ranks are given as (first, count) of sequences.
+
+    All members will have committed `target_step`. Those in `roll_forward` commit the step that they have
+    prepared; then `donors` send the state to all others. `is_fresh`: nobody has committed a step, so rank 0 may
+    restore a checkpoint, and the others take its state.
+    """
+
+    target_step: int
+    roll_forward: tuple[tuple[int, int], ...] = ()
+    donors: tuple[tuple[int, int], ...] = ()
+    is_fresh: bool = False
+
+    def rolls_forward(self, rank: int) -> bool:
+        """Whether this member commits its prepared step."""
+        return any(first <= rank < first + count for first, count in self.roll_forward)
+
+    def donor_ranks(self) -> tuple[int, ...]:
+        """The members that have the state once the prepared step is committed."""
+        return tuple(first + n for first, count in self.donors for n in range(count))
 
 
 class FormationNotice(Message, frozen=True, kw_only=True, tag="formation", tag_field="kind"):
@@ -223,7 +278,12 @@ class FormationNotice(Message, frozen=True, kw_only=True, tag="formation", tag_f
     generation: int
     distinct: tuple[MemberReport, ...]
     runs: tuple[tuple[int, int], ...]
-    target_step: int
+    verdict: Verdict
+
+    @property
+    def target_step(self) -> int:
+        """The step that all members will have committed."""
+        return self.verdict.target_step
 
     @property
     def reports(self) -> tuple[MemberReport, ...]:
@@ -253,29 +313,30 @@ def distinct_runs(
 class Formation:
     """The outcome of a rescale barrier, identical on all members.
 
-    `members` maps worker ids to their answers, in order of rank. `target_step` is the newest step that a member
-    of the last formed generation has committed, -1 if there is none. A member one step behind that has the
-    reduced gradient of that step applies it; other members and newcomers are healed to it.
+    `members` maps worker ids to their answers, in order of rank. `verdict` says how they come to one state.
     """
 
     generation: int
     topology: ClusterTopology
     members: Mapping[str, MemberReport]
-    target_step: int
+    verdict: Verdict
+
+    @property
+    def target_step(self) -> int:
+        """The step that all members will have committed; -1 if there is none."""
+        return self.verdict.target_step
 
     @property
     def newcomers(self) -> tuple[str, ...]:
-        """The members that were not in the last formed generation, in order of rank."""
-        return tuple(name for name, report in self.members.items() if report.is_newcomer)
+        """The members that get the state from others, in order of rank."""
+        donors = set(self.verdict.donor_ranks())
+        return tuple(name for rank, name in enumerate(self.members) if rank not in donors)
 
     @property
     def donors(self) -> tuple[str, ...]:
-        """The members that have committed the target step and can heal others, in order of rank."""
-        return tuple(
-            name
-            for name, report in self.members.items()
-            if report.committed_step == self.target_step and not report.is_newcomer
-        )
+        """The members that have the target step, or roll it forward, and can heal others, in order of rank."""
+        donors = set(self.verdict.donor_ranks())
+        return tuple(name for rank, name in enumerate(self.members) if rank in donors)
 
 
 class Pong(Message, frozen=True, kw_only=True, tag="pong", tag_field="kind"):
@@ -290,16 +351,23 @@ class Released(Message, frozen=True, kw_only=True, tag="released", tag_field="ki
     reason: str
 
 
+class LeaveRefused(Message, frozen=True, kw_only=True, tag="leave_refused", tag_field="kind"):
+    """Nobody can take over the state of this worker, which asked to leave; it may stop the run instead."""
+
+    reason: str
+
+
 class Ended(Message, frozen=True, kw_only=True, tag="ended", tag_field="kind"):
-    """The run is over. `emergency` asks the members to save a checkpoint."""
+    """The run is over. `emergency` asks for a checkpoint, which the member called `saver` saves."""
 
     outcome: RunOutcome
     reason: str
     emergency: bool = False
+    saver: str | None = None
 
 
 FromCoordinator: TypeAlias = (
-    Welcome | Refused | Stale | Rescale | FormationNotice | Pong | Released | Ended
+    Welcome | Refused | Stale | Rescale | FormationNotice | Pong | Released | LeaveRefused | Ended
 )
 
 _from_worker: msgspec.json.Decoder[FromWorker] = msgspec.json.Decoder(FromWorker)
@@ -325,7 +393,7 @@ def decode(decoder: msgspec.json.Decoder[Decoded], data: bytes, what: str) -> De
     """Decode JSON; `what` it should be is named by the `EncodingError` for anything else."""
     try:
         return decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, InvalidInputError, UnicodeDecodeError, RecursionError) as error:
         raise EncodingError(f"not {what}: {error}") from error
 
 

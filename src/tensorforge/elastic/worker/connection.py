@@ -36,7 +36,7 @@ class Connection:
 
     `hello` makes the first message of each stream, `beat` the messages of each interval. On the stream
     thread, `receive` is called with every message, and `lost` when a stream breaks: with an error if no
-    other stream will be opened.
+    other stream will be opened. `timeouts` may be set at any time; pings follow with the next stream.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Connection:
         tls: TlsOptions | None = None,
     ) -> None:
         self._address = address
-        self._timeouts = timeouts
+        self.timeouts = timeouts
         self._hello, self._receive, self._lost, self._beat = hello, receive, lost, beat
         self._metadata = call_metadata(token)
         self._tls = tls
@@ -134,7 +134,7 @@ class Connection:
         outbox.put(messages.to_bytes(self._hello()))
         had_answer = False
         try:
-            channel = open_channel(self._address, self._tls, _channel_options(self._timeouts))
+            channel = open_channel(self._address, self._tls, _channel_options(self.timeouts))
         except TensorForgeError as error:
             return False, error
         try:
@@ -161,7 +161,7 @@ class Connection:
 
     def _keep_alive(self) -> None:
         while not self._stopping.is_set():
-            self._wake.wait(self._timeouts.heartbeat)
+            self._wake.wait(self.timeouts.heartbeat)
             self._wake.clear()
             if self._stopping.is_set():
                 return

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.global_state import GlobalTrainingState
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.elastic.protocol import messages
@@ -46,7 +47,8 @@ class Inbox:
     """Handles messages: changes the state, wakes waiting threads, calls the callbacks.
 
     `announced` is called with the event of each new generation, and `gathered` with its number once all members
-    have answered; `retire` when no other stream is needed, and `rejoin` when a new one is needed now.
+    have answered; `retire` when no other stream is needed, and `rejoin` when a new one is needed now;
+    `configure` with the run's configuration.
     """
 
     def __init__(
@@ -60,13 +62,14 @@ class Inbox:
         gathered: Callable[[int], None],
         retire: Callable[[], None],
         rejoin: Callable[[], None],
+        configure: Callable[[ElasticTrainingConfig], None],
     ) -> None:
         self._state = state
         self._resend_buffer = resend_buffer
         self._changed = changed
         self._callbacks = callbacks
         self._announced, self._gathered = announced, gathered
-        self._retire, self._rejoin = retire, rejoin
+        self._retire, self._rejoin, self._configure = retire, rejoin, configure
 
     def receive(self, message: messages.FromCoordinator) -> None:
         """Handle one message."""
@@ -80,6 +83,8 @@ class Inbox:
             self._gathered_all(message)
         elif isinstance(message, messages.Released):
             self._released(message.reason)
+        elif isinstance(message, messages.LeaveRefused):
+            self._leave_refused(message.reason)
         elif isinstance(message, messages.Ended):
             self._ended(message)
         elif isinstance(message, messages.Refused):
@@ -103,6 +108,7 @@ class Inbox:
 
     def _welcomed(self, message: messages.Welcome) -> None:
         with self._changed:
+            self._configure(message.config)
             self._state.was_welcomed = self._state.is_welcomed = True
             if message.workers is not None:
                 # The worker is still a member of the generation that it trains in.
@@ -132,6 +138,11 @@ class Inbox:
             self._state.released = reason
             self._changed.notify_all()
         self._retire()
+
+    def _leave_refused(self, reason: str) -> None:
+        with self._changed:
+            self._state.leave_refused = reason
+            self._changed.notify_all()
 
     def _ended(self, message: messages.Ended) -> None:
         with self._changed:

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from typing import Self
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId, WorkerMetadata, WorkerStatus
@@ -38,7 +39,9 @@ class ClusterMember:
     `connect_to_cluster` registers with the coordinator. From then on two threads keep the connection, also
     while the coordinator is away. Calls that report something return at once; their messages are sent again
     after a reconnection. `rescaling_requested`, `state_synchronized`, `fenced` and `run_ended` are lists of
-    callbacks.
+    callbacks. `terms` and `goal` must be the same on all workers of a run; the coordinator refuses a worker
+    with other ones. The configuration is the run's, too: the coordinator sends it, and refuses a worker that
+    was given another `config`.
     """
 
     def __init__(
@@ -51,15 +54,14 @@ class ClusterMember:
         attributes: Mapping[str, str] | None = None,
         local_world_size: int = 1,
         answers_by_itself: bool | None = None,
+        terms: Mapping[str, str] | None = None,
+        goal: Goal | None = None,
     ) -> None:
-        self._config = config or ElasticTrainingConfig()
-        self._config.validate()
-        self._timeouts = Timeouts.derive(self._config)
+        self._terms, self._goal = dict(terms or {}), goal
+        self._given_config = config
+        self._asked_to_answer = answers_by_itself
+        self._use_config(config or ElasticTrainingConfig())
         self._token, self._tls = token, tls
-        synchronous = self._config.use_synchronous_rescaling
-        self._answers_by_itself = (
-            not synchronous if answers_by_itself is None else answers_by_itself
-        )
         now = datetime.now(UTC)
         process = ProcessIdentity.current()
         told = {"pid": str(process.pid), "process": process.to_text()}
@@ -89,9 +91,22 @@ class ClusterMember:
             gathered=self._gathered,
             retire=self._retire,
             rejoin=self._rejoin,
+            configure=self._configure,
         )
 
+    def _use_config(self, config: ElasticTrainingConfig) -> None:
+        config.validate()
+        self._config = config
+        self._timeouts = Timeouts.derive(config)
+        synchronous, asked = config.use_synchronous_rescaling, self._asked_to_answer
+        self._answers_by_itself = not synchronous if asked is None else asked
+
     # Identity and membership
+
+    @property
+    def config(self) -> ElasticTrainingConfig:
+        """The run's configuration, as the coordinator sent it; before that, what this worker was given."""
+        return self._config
 
     @property
     def worker_id(self) -> WorkerId:
@@ -133,6 +148,11 @@ class ClusterMember:
         """A copy of this worker's description at this moment."""
         with self._changed:
             return replace(self._state.metadata)
+
+    def agree_to(self, terms: Mapping[str, str], goal: Goal | None) -> None:
+        """Set the terms and the goal that this worker names to the coordinator; call it before connecting."""
+        with self._changed:
+            self._terms, self._goal = dict(terms), goal
 
     # Connecting
 
@@ -227,6 +247,7 @@ class ClusterMember:
                     generation=generation,
                     committed_step=committed_step,
                     prepared_step=prepared_step,
+                    last_generation=self._state.last_formed,
                     attributes=dict(attributes or {}),
                 )
                 self._resend_buffer.send(message)
@@ -257,6 +278,7 @@ class ClusterMember:
             if generation != self._state.generation:
                 return
             self._state.resume()
+            self._state.last_formed = generation
             message = messages.Formed(
                 incarnation=self._state.incarnation,
                 generation=generation,
@@ -310,12 +332,30 @@ class ClusterMember:
             )
             self._resend_buffer.send(message)
 
-    def leave(self, reason: str = "") -> None:
-        """Ask to leave after the current step; then call `wait_for_release`."""
+    def leave(
+        self, reason: str = "", *, together: bool = False, stops_if_last: bool = False
+    ) -> None:
+        """Ask to leave after the current step; then call `wait_for_release`.
+
+        `together`: all members of the generation leave after the same step. `stops_if_last`: if nobody can take
+        over the state of this worker, `leave_refused` says so, and the training code stops the run instead.
+        """
         with self._changed:
             self._state.is_leaving = True
             self._state.move(WorkerStatus.LEAVING)
-            self._send_last(messages.Leave, reason)
+            message = messages.Leave(
+                incarnation=self._state.incarnation,
+                generation=self._state.generation or 0,
+                reason=reason[:_MOST_TEXT],
+                together=together,
+                stops_if_last=stops_if_last,
+            )
+            self._send_last(message)
+
+    @property
+    def leave_refused(self) -> str | None:
+        """Why the coordinator did not let this worker leave; `None` if it did or was not asked."""
+        return self._state.leave_refused
 
     def wait_for_release(self, timeout: float | None = None) -> bool:
         """Wait until the other members do not need this worker any more; `False` if that took too long.
@@ -333,10 +373,23 @@ class ClusterMember:
         with self._changed:
             return self._changed.wait_for(is_over, timeout)
 
-    def finish(self, reason: str = "") -> None:
-        """Report that training is complete here."""
+    def finish(
+        self, reason: str = "", *, committed_step: int | None = None, epoch: int = 0
+    ) -> None:
+        """Report that training is over here, after `committed_step` (by default the newest reported one).
+
+        `epoch` is the one that the next step would have.
+        """
         with self._changed:
-            self._send_last(messages.Finish, reason)
+            step = self._state.committed_step if committed_step is None else committed_step
+            message = messages.Finish(
+                incarnation=self._state.incarnation,
+                generation=self._state.generation or 0,
+                committed_step=step,
+                epoch=epoch,
+                reason=reason[:_MOST_TEXT],
+            )
+            self._send_last(message)
 
     def abort(self, reason: str, traceback: str = "", *, fatal: bool = False) -> None:
         """Report that the training code raised; `fatal` ends the run for all workers."""
@@ -365,13 +418,8 @@ class ClusterMember:
                 timeout,
             )
 
-    def _send_last(self, kind: type[messages.Leave | messages.Finish], reason: str) -> None:
+    def _send_last(self, message: messages.Leave | messages.Finish) -> None:
         self._resend_buffer.flush_progress()
-        message = kind(
-            incarnation=self._state.incarnation,
-            generation=self._state.generation or 0,
-            reason=reason[:_MOST_TEXT],
-        )
         self._resend_buffer.send(message)
 
     # On the connection's threads
@@ -387,6 +435,9 @@ class ClusterMember:
                 generation=self._state.generation,
                 previous=self._state.previous,
                 attributes=dict(metadata.custom_attributes),
+                terms=self._terms,
+                goal=self._goal,
+                config=self._given_config,
             )
 
     def _beat(self) -> list[messages.FromWorker]:
@@ -417,6 +468,11 @@ class ClusterMember:
     def _gathered(self, generation: int) -> None:
         if self._answers_by_itself:
             self.formed(generation)
+
+    def _configure(self, config: ElasticTrainingConfig) -> None:
+        self._use_config(config)
+        if self._connection is not None:
+            self._connection.timeouts = self._timeouts
 
     def _retire(self) -> None:
         connection = self._connection

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
 from tensorforge.cluster.global_state import GlobalTrainingState
+from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
@@ -43,6 +44,8 @@ class ElasticWorker(ClusterMember):
         attributes: Mapping[str, str] | None = None,
         local_world_size: int = 1,
         answers_by_itself: bool | None = None,
+        terms: Mapping[str, str] | None = None,
+        goal: Goal | None = None,
         hooks: StateHooks | None = None,
         data_executor: Callable[[RedistributionPlan], object] | None = None,
     ) -> None:
@@ -54,6 +57,8 @@ class ElasticWorker(ClusterMember):
             attributes=attributes,
             local_world_size=local_world_size,
             answers_by_itself=answers_by_itself,
+            terms=terms,
+            goal=goal,
         )
         self._hooks = hooks or StateHooks()
         self._data_executor = data_executor

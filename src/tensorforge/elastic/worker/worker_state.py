@@ -47,11 +47,14 @@ class WorkerState:
         self.formation: Formation | None = None
         self.assigned: tuple[int, frozenset[int]] | None = None
         self.committed_step = -1
+        self.last_formed = 0
+        """The last generation in which this worker was in a working group; 0 before the first."""
         self.was_welcomed = False
         self.is_welcomed = False
         self.is_rescaling = False
         self.is_answered = False
         self.is_leaving = False
+        self.leave_refused: str | None = None
         self.released: str | None = None
         self.ended: messages.Ended | None = None
         self.problem: TensorForgeError | None = None
@@ -83,7 +86,9 @@ class WorkerState:
         if self.ended is not None:
             ended = self.ended
             raise TrainingAbortedError(
-                ended.reason, outcome=ended.outcome, emergency=ended.emergency
+                ended.reason,
+                outcome=ended.outcome,
+                emergency=ended.emergency and ended.saver == self.worker_id.id,
             )
         if self.problem is not None:
             raise self.problem
@@ -141,7 +146,7 @@ class WorkerState:
             generation=notice.generation,
             topology=topology,
             members=dict(zip(names, notice.reports, strict=True)),
-            target_step=notice.target_step,
+            verdict=notice.verdict,
         )
         return True
 

@@ -17,6 +17,7 @@ from tensorforge.launch.supervisor.events import (
     TargetChanged,
     TrainingFinished,
     TrainingResumed,
+    TrainingStopped,
     WorkerExited,
     WorkerJoined,
     WorkerLost,
@@ -101,6 +102,8 @@ class RunView:
                 self.coordinator = describe_exit(code)
             case StopRequested():
                 self.phase = "stopping"
+            case TrainingStopped():
+                self.phase = "stopped"
             case TrainingFinished():
                 self.phase = "stopped" if self.phase == "stopping" else "finished"
 

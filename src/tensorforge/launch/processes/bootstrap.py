@@ -25,6 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
+from tensorforge.cluster.ended_runs import exit_code_of_runs
 from tensorforge.encoding import Json
 from tensorforge.environment import ACTIVATION_FD, LAUNCHER_PID, PRELOAD, REPORT_FD
 
@@ -115,7 +116,7 @@ def wait_for_activation(reporter: Reporter) -> None:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the script and return the process's exit code."""
+    """Run the script and return the process's exit code: 75 if its run ended before the goal was reached."""
     if not die_with_launcher():
         leave_when_interrupted()
     reporter = Reporter.from_environment()
@@ -158,7 +159,7 @@ def _run(words: list[str], as_module: bool, reporter: Reporter) -> int:
     finally:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
-    return 0
+    return exit_code_of_runs()
 
 
 def _run_script(script: str) -> None:
@@ -175,7 +176,7 @@ def _run_script(script: str) -> None:
 
 def _read_exit(error: SystemExit, reporter: Reporter) -> int:
     if error.code is None or error.code == 0:
-        return 0
+        return exit_code_of_runs()
     if not isinstance(error.code, int):
         sys.stderr.write(f"{error.code}\n")
     reporter.report("failed", **_describe(error, str(error.code)))

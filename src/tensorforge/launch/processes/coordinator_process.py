@@ -26,6 +26,8 @@ from tensorforge.security import TokenStore
 LEASE_SECONDS = 2.0
 """Short, because the launcher's lock on the folder excludes another coordinator of this run."""
 
+_LOOK_SECONDS = 0.2
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinatorSettings:
@@ -50,7 +52,7 @@ class CoordinatorSettings:
 
 
 def serve(settings: CoordinatorSettings, reporter: Reporter) -> None:
-    """Serve until SIGTERM."""
+    """Serve until SIGTERM. If the coordinator steps down because of an error, raise the error."""
     # Imported here because it loads the database, which the launcher does not need.
     from tensorforge.elastic.coordinator.coordinator import ElasticCoordinator
 
@@ -71,7 +73,8 @@ def serve(settings: CoordinatorSettings, reporter: Reporter) -> None:
         lease_wait=LEASE_SECONDS + 8.0,
     ) as coordinator:
         reporter.report("serving", address=coordinator.address)
-        stopped.wait()
+        while not stopped.wait(_LOOK_SECONDS):
+            coordinator.require_running()
 
 
 def _tokens(path: str | None) -> TokenStore | None:

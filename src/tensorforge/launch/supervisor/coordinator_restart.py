@@ -1,4 +1,4 @@
-"""When a coordinator that exited is started again, and when the launcher gives up."""
+"""When a coordinator that exited is started again. Training does not need it, so there is no last attempt."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from tensorforge.launch.supervisor.restart_budget import backoff
 
 QUICK_EXIT = 5.0
 """A coordinator that served for fewer seconds than this counts as one that did not come up."""
-ATTEMPTS = 6
+LONGEST_PAUSE = 60.0
+"""The pause before the next start doubles with each quick exit, up to this many seconds."""
 
 
 class CoordinatorRestart:
@@ -29,15 +30,19 @@ class CoordinatorRestart:
         self._serving_since = now
         return first
 
-    def exited(self, now: float) -> bool:
-        """The coordinator exited; plan a restart and return True, or return False to give up."""
+    def exited(self, now: float) -> float | None:
+        """The coordinator exited; plan a restart and return the pause before it.
+
+        `None`: the coordinator has never served in this launch, so nobody trains and nothing is restarted.
+        """
         served = 0.0 if self._serving_since is None else now - self._serving_since
         self._serving_since = None
         self._quick_exits = 1 if served >= QUICK_EXIT else self._quick_exits + 1
-        if self._quick_exits >= ATTEMPTS or not self.has_served:
-            return False
-        self.restart_at = now + backoff(self._quick_exits, base=0.2)
-        return True
+        if not self.has_served:
+            return None
+        pause = backoff(self._quick_exits, base=0.2, most=LONGEST_PAUSE)
+        self.restart_at = now + pause
+        return pause
 
     def take_due(self, now: float) -> bool:
         """Return whether to start the coordinator now, and forget the planned restart if so."""

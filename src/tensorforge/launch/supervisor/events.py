@@ -152,6 +152,13 @@ class TrainingFinished:
 
 
 @dataclass(frozen=True, slots=True)
+class TrainingStopped:
+    """The run ended before its goal was reached, and can be continued; the reason says at which step."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TrainingAborted:
     """The coordinator ended the run for this reason."""
 
@@ -204,6 +211,7 @@ Event: TypeAlias = (
     | CheckpointProgress
     | TargetChanged
     | TrainingFinished
+    | TrainingStopped
     | TrainingAborted
     | CoordinatorStarted
     | CoordinatorExited

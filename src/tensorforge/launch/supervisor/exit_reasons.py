@@ -1,12 +1,12 @@
-"""Exits with code 0 and the reasons for them, which arrive in any order."""
+"""Exits with code 0 or 75 (unfinished) and the reasons for them, which arrive in any order."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-UNASKED = "ended (code 0) before the training was complete"
+UNASKED = "ended before the training was complete"
 EXPLANATION_TIMEOUT = 15.0
-"""How many seconds the coordinator has to say why a worker ended with code 0."""
+"""How many seconds the coordinator has to say why a worker ended without a failure."""
 NOBODY_JOINED_TIMEOUT = 3.0
 """The same while no worker has joined yet: then no reason is likely to come."""
 
@@ -38,7 +38,7 @@ class ExitReasons:
             }
 
     def exited(self, name: str, now: float, *, anybody_joined: bool) -> None:
-        """The worker ended with code 0, and its reason is not known yet."""
+        """The worker ended without a failure, and its reason is not known yet."""
         patience = EXPLANATION_TIMEOUT if anybody_joined else NOBODY_JOINED_TIMEOUT
         self._unexplained[name] = now + patience
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from enum import Enum
 from signal import SIGTERM
 
+from tensorforge.cluster.ended_runs import EXIT_UNFINISHED
 from tensorforge.launch.supervisor.events import WorkerExited
 from tensorforge.launch.supervisor.exit_codes import describe_exit
 from tensorforge.launch.supervisor.exit_reasons import UNASKED, ExitReasons
@@ -30,7 +31,7 @@ class Phase(Enum):
     """The phase of the launched run.
 
     RUNNING    keep the target number of workers, within the restart budget
-    DRAINING   training is complete; the workers exit by themselves
+    DRAINING   the run has ended, complete or stopped; the workers exit by themselves
     STOPPING   the workers were asked to leave, or killed; those that stay too long are killed
     ENDED      the outcome is decided and all workers have exited
     """
@@ -101,6 +102,12 @@ class Shutdown:
             self._await_exits(Phase.DRAINING, Outcome(0, reason or "training finished"), now)
         self._is_finished = True
 
+    def stopped(self, reason: str, now: float) -> None:
+        """The coordinator reports that the run was stopped before its goal was reached."""
+        if self._takes_coordinators_word():
+            self._is_aborted = False
+            self._await_exits(Phase.DRAINING, Outcome(EXIT_UNFINISHED, reason), now)
+
     def aborted(self, reason: str, now: float) -> None:
         """The coordinator reports that it ended the run."""
         if self._takes_coordinators_word():
@@ -126,6 +133,8 @@ class Shutdown:
             text = failure.summary
             if not self._failures.is_shown_at_end(failure, self._outcome):
                 detail = self._failures.traceback_once(failure)
+        elif event.code == EXIT_UNFINISHED:
+            text = "left before the training was complete"
         elif event.code == 0 and self._is_aborted and has_no_final_line:
             text = UNASKED
             self._failures.add_death(f"{worker.name} {text}")

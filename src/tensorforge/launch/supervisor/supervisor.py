@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from tensorforge.cluster.committed_step import CommittedStep
+from tensorforge.cluster.ended_runs import EXIT_COMPLETE, EXIT_UNFINISHED
 from tensorforge.launch.supervisor.coordinator_restart import CoordinatorRestart
 from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
@@ -22,6 +23,7 @@ from tensorforge.launch.supervisor.events import (
     TrainingAborted,
     TrainingFinished,
     TrainingResumed,
+    TrainingStopped,
     WorkerConcluded,
     WorkerExited,
     WorkerJoined,
@@ -170,6 +172,8 @@ class Supervisor:
                 self._out += self._staffing.operator_wants(workers, now)
             case TrainingFinished(reason):
                 self._shutdown.finished(reason, now)
+            case TrainingStopped(reason):
+                self._shutdown.stopped(reason, now)
             case TrainingAborted(reason):
                 self._shutdown.aborted(reason, now)
             case StopRequested(signal):
@@ -190,11 +194,14 @@ class Supervisor:
             text = f"the coordinator did not start: {event.reason}"
             self._out += self._shutdown.stop(Outcome(1, text), now)
             return
-        if not self._coordinator.exited(now):
-            text = f"{what}; it keeps exiting"
+        pause = self._coordinator.exited(now)
+        if pause is None:
+            text = f"{what} before it served"
             self._out += self._shutdown.stop(Outcome(1, text), now, graceful=self._ever_joined)
             return
-        self._say(f"{what}; it is restarted on its journal, training continues", Level.WARNING)
+        when = f"in {pause:.1f} s" if pause else "at once"
+        text = f"{what}; it is restarted on its journal {when}, training continues"
+        self._say(text, Level.WARNING)
 
     def _worker_exited(self, event: WorkerExited, now: float) -> None:
         worker = self._staffing.workers.pop(event.worker, None)
@@ -206,7 +213,7 @@ class Supervisor:
             self._out += self._shutdown.worker_exited(worker, event)
         elif worker.failure_cause is not None:
             self._failed(worker.name, worker.failure_cause, None, now)
-        elif event.code == 0:
+        elif event.code in (EXIT_COMPLETE, EXIT_UNFINISHED):
             self._exit_reasons.exited(worker.name, now, anybody_joined=self._ever_joined)
         else:
             self._failed(worker.name, describe_exit(event.code), event.failure, now)

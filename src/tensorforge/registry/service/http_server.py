@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +31,9 @@ class ServerSettings:
     allow_private_webhooks: bool = False
 
 
+Loader = Callable[..., Any]
+
+
 def load_application(settings: ServerSettings, *_: object) -> Any:
     """The application of one worker process, with its own database connections."""
     from tensorforge.registry.service.application import build
@@ -42,8 +45,11 @@ def load_application(settings: ServerSettings, *_: object) -> Any:
     )
 
 
-def serve(settings: ServerSettings) -> None:
-    """Serve until the process gets SIGINT or SIGTERM."""
+def serve(settings: ServerSettings, load: Loader = load_application) -> None:
+    """Serve until the process gets SIGINT or SIGTERM.
+
+    Each worker process calls `load` for the application that it serves.
+    """
     try:
         from granian import Granian
         from granian.constants import Interfaces
@@ -62,9 +68,9 @@ def serve(settings: ServerSettings) -> None:
         log_access=False,
         log_enabled=False,
     )
-    load = functools.partial(load_application, settings)
+    loader = functools.partial(load, settings)
     with _shared_metrics() if settings.workers > 1 else contextlib.nullcontext():
-        server.serve(target_loader=load, wrap_loader=False)
+        server.serve(target_loader=loader, wrap_loader=False)
 
 
 @contextlib.contextmanager

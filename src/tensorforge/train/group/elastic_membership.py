@@ -10,6 +10,7 @@ from typing import Any
 
 from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.workers import WorkerId
 from tensorforge.elastic.protocol.access import TlsOptions
@@ -23,7 +24,7 @@ from tensorforge.errors import (
     TrainingAbortedError,
 )
 from tensorforge.train.data.shard_plane import DataAccess
-from tensorforge.train.group.membership import RunEnd
+from tensorforge.train.group.membership import RunEnd, Start
 
 _STORE = "store"
 _FLUSH_SECONDS = 30.0
@@ -32,10 +33,7 @@ _FLUSH_SECONDS = 30.0
 class ElasticMembership:
     """A worker of the cluster whose coordinator listens at `address`."""
 
-    def __init__(
-        self, address: str, worker: ElasticWorker, config: ElasticTrainingConfig | None = None
-    ) -> None:
-        self.config = config or ElasticTrainingConfig()
+    def __init__(self, address: str, worker: ElasticWorker) -> None:
         self._address = address
         self._worker = worker
         self._is_connected = False
@@ -58,28 +56,37 @@ class ElasticMembership:
         name = WORKER_ID.read(environment) or f"{socket.gethostname()}-{os.getpid()}"
         token, tls = TOKEN.read(environment), _tls(environment)
         payload = CONFIG.read(environment)
-        config = (
-            ElasticTrainingConfig() if payload is None else decode(payload, ElasticTrainingConfig)
-        )
+        config = None if payload is None else decode(payload, ElasticTrainingConfig)
         data_port = 0 if serve is None else serve(_data_access(here, token, tls))
-        worker = ElasticWorker(WorkerId(name, here, data_port), config, token=token, tls=tls)
-        return cls(address, worker, config)
+        identity = WorkerId(name, here, data_port)
+        # Training stops at every barrier by itself, so the worker never answers for it.
+        worker = ElasticWorker(identity, config, token=token, tls=tls, answers_by_itself=False)
+        return cls(address, worker)
 
     @property
     def worker_id(self) -> WorkerId:
         """This worker's name and address."""
         return self._worker.worker_id
 
+    @property
+    def config(self) -> ElasticTrainingConfig:
+        """The run's configuration, as the coordinator sent it."""
+        return self._worker.config
+
     def connect(
         self,
         rescaling_requested: Callable[[RescalingEvent], None],
         run_ended: Callable[[RunEnd], None],
         fenced: Callable[[str], None],
+        *,
+        terms: Mapping[str, str],
+        goal: Goal,
     ) -> None:
         """Register with the coordinator."""
         self._worker.rescaling_requested.append(rescaling_requested)
         self._worker.run_ended.append(lambda reason: run_ended(self._end(reason)))
         self._worker.fenced.append(fenced)
+        self._worker.agree_to(terms, goal)
         self._worker.connect_to_cluster(self._address)
         self._is_connected = True
 
@@ -87,7 +94,9 @@ class ElasticMembership:
         try:
             self._worker.wait_for_rescale(0)
         except TrainingAbortedError as ended:
-            return RunEnd(str(ended.facts.get("outcome", "aborted")), ended.reason)
+            facts = ended.facts
+            outcome = str(facts.get("outcome", "aborted"))
+            return RunEnd(outcome, ended.reason, emergency=bool(facts.get("emergency")))
         return RunEnd("aborted", reason)
 
     def ready(
@@ -101,8 +110,8 @@ class ElasticMembership:
             attributes={} if store is None else {_STORE: store},
         )
 
-    def wait_for_store(self, generation: int, timeout: float) -> str | None:
-        """Wait for the formation notice, which carries what each member said when it was ready."""
+    def wait_for_start(self, generation: int, timeout: float) -> Start | None:
+        """Wait for the formation notice, which has rank 0's store and the coordinator's verdict."""
         try:
             formation = self._worker.wait_for_formation(timeout)
         except (StaleGenerationError, TrainingAbortedError, ClosedError):
@@ -110,7 +119,8 @@ class ElasticMembership:
         if formation is None or formation.generation != generation:
             return None
         first = formation.topology.workers[0]
-        return str(formation.members[first.id].attributes.get(_STORE, ""))
+        store = formation.members[first.id].attributes.get(_STORE, "")
+        return Start(store, formation.verdict)
 
     def formed(self, generation: int, moved: Mapping[str, int]) -> None:
         """Answer the second half of the rescale barrier."""
@@ -132,18 +142,23 @@ class ElasticMembership:
         """Ask the coordinator to find out which member is gone."""
         self._worker.suspect(generation, None, reason)
 
-    def leave(self, reason: str) -> bool:
+    def leave(self, reason: str, *, together: bool) -> bool:
         """Ask the coordinator for a rescale without this worker."""
-        self._worker.leave(reason)
+        self._worker.leave(reason, together=together, stops_if_last=True)
         return True
+
+    @property
+    def leave_refused(self) -> str | None:
+        """Why the coordinator does not let this worker leave."""
+        return self._worker.leave_refused
 
     def wait_for_release(self, timeout: float) -> bool:
         """Wait until the other workers have formed a generation without this one."""
         return self._worker.wait_for_release(timeout)
 
-    def finish(self, reason: str) -> None:
-        """Report that training is complete."""
-        self._worker.finish(reason)
+    def finish(self, reason: str, *, committed_step: int, epoch: int) -> None:
+        """Report that training is over; the coordinator decides whether the goal is reached."""
+        self._worker.finish(reason, committed_step=committed_step, epoch=epoch)
 
     def abort(self, reason: str, traceback: str) -> None:
         """Report what the training code raised; the coordinator decides whether the run ends."""

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import json
 import os
 import socket
 import threading
@@ -47,25 +48,53 @@ class GroupAbortedError(UnavailableError):
 
 
 class GenerationStore:
-    """The key-value store at which the members of one generation find each other. Rank 0 serves it."""
+    """The key-value store at which the members of one generation find each other. Rank 0 serves it.
+
+    It listens at `host` only; by itself torch's store would listen at every address of the machine.
+    """
 
     def __init__(self, host: str) -> None:
+        listener = _listen(host)
+        port = listener.getsockname()[1]
         self._server: Any = dist.TCPStore(
-            host, 0, None, True, timeout=timedelta(seconds=10), wait_for_workers=False
+            host,
+            port,
+            None,
+            True,
+            timeout=timedelta(seconds=10),
+            wait_for_workers=False,
+            master_listen_fd=listener.detach(),
         )
-        self.address = f"{host}:{self._server.port}"
+        self.address = f"{host}:{port}"
 
     def close(self) -> None:
         """Stop serving; members that wait for a key get an error."""
         self._server = None
 
 
+def _listen(host: str) -> socket.socket:
+    """A listening socket at a free port of this address."""
+    try:
+        [(family, _, _, _, address), *_] = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)
+        listener = socket.socket(family, socket.SOCK_STREAM)
+    except OSError as error:
+        raise UnavailableError(f"cannot listen at {host}: {error.strerror}") from error
+    try:
+        listener.bind(address)
+        listener.listen(1024)
+    except OSError as error:
+        listener.close()
+        raise UnavailableError(f"cannot listen at {host}: {error.strerror}") from error
+    return listener
+
+
 class GenerationGroup:
     """The collective operations of one generation, over gloo. `form` connects it; one thread at a time uses it.
 
     `abort` may be called by any thread at any time, also while the group is still being formed; every wait
-    then ends with `GroupAbortedError`. All connections that this process opens while `form` runs, except those
-    to the store, count as the group's and are shut down with it.
+    then ends with `GroupAbortedError`. Each member publishes the port at which gloo listens; the connections
+    with such a port at one end are the group's and are shut down with it. Other connections that this process
+    opens meanwhile, to an object store or a service, are left alone.
     """
 
     def __init__(
@@ -138,17 +167,21 @@ class GenerationGroup:
         client = dist.TCPStore(host, int(port), None, False, timeout=limit, wait_for_workers=False)
         store = dist.PrefixStore(f"generation-{self.generation}", client)
         options = dist.ProcessGroupGloo._Options()  # noqa: SLF001  torch has no public name for it
+        before = _sockets()
         options._devices = [dist.ProcessGroupGloo.create_device(hostname=self._host)]  # noqa: SLF001
         options._timeout = limit  # noqa: SLF001
-        before = _sockets()
+        own = _new_listening_ports(before)
+        store.set(f"ports-{self.rank}", json.dumps(own))
         backend = dist.ProcessGroupGloo(store, self.rank, self.world_size, options)
         backend._set_default_timeout(  # noqa: SLF001
             timedelta(seconds=_OPERATION_SECONDS)
         )
+        # Every connection of gloo has a port at one end at which a member listens for the others.
+        ports = {p for r in range(self.world_size) for p in json.loads(store.get(f"ports-{r}"))}
         opened = {
             fd: name
             for fd, name in _sockets().items()
-            if before.get(fd) != name and _is_connection(fd, name, except_port=int(port))
+            if before.get(fd) != name and _has_port(fd, name, ports)
         }
         return backend, opened
 
@@ -315,13 +348,25 @@ def _duplicate(fd: int, name: str) -> Iterator[socket.socket | None]:
         yield duplicate
 
 
-def _is_connection(fd: int, name: str, except_port: int) -> bool:
-    """Whether `fd` is a TCP connection that has `except_port` at neither end."""
+def _new_listening_ports(before: dict[int, str]) -> list[int]:
+    """The ports of the sockets that have begun to listen since `before`."""
+    ports = []
+    for fd, name in _sockets().items():
+        if before.get(fd) == name:
+            continue
+        with _duplicate(fd, name) as copy, contextlib.suppress(OSError, IndexError, TypeError):
+            if copy is not None and copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                ports.append(int(copy.getsockname()[1]))
+    return ports
+
+
+def _has_port(fd: int, name: str, ports: set[int]) -> bool:
+    """Whether `fd` is a TCP connection that has one of these ports at one end."""
     with _duplicate(fd, name) as copy:
         if copy is None:
             return False
         try:
-            return except_port not in {copy.getsockname()[1], copy.getpeername()[1]}
+            return bool(ports & {copy.getsockname()[1], copy.getpeername()[1]})
         except (OSError, IndexError, TypeError):
             return False
 

@@ -12,20 +12,42 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol
 
+import msgspec
+
 from tensorforge.cluster.committed_step import CommittedStep
-from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.cluster.elastic_config import AdaptationStrategy, ElasticTrainingConfig
+from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
 from tensorforge.cluster.workers import WorkerId
-from tensorforge.errors import ConfigurationError, TrainingAbortedError
+from tensorforge.elastic.coordinator.state_decision import decide
+from tensorforge.elastic.protocol.messages import MemberReport, Verdict
+from tensorforge.elastic.protocol.terms import differences
+from tensorforge.errors import ConfigurationError, InvalidInputError, TrainingAbortedError
+
+_published: msgspec.json.Decoder[tuple[MemberReport, dict[str, str]]] = msgspec.json.Decoder(
+    tuple[MemberReport, dict[str, str]]
+)
 
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """The run is over on all workers. `outcome`: `"completed"`, `"stopped"` or `"aborted"`."""
+    """The run is over on all workers. `outcome`: `"completed"`, `"stopped"` or `"aborted"`.
+
+    `emergency` asks this worker to save a checkpoint before it ends.
+    """
 
     outcome: str
     reason: str
+    emergency: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """All members are ready: the address of rank 0's store (empty for one member), and what to do first."""
+
+    store: str
+    verdict: Verdict
 
 
 class Membership(Protocol):
@@ -38,7 +60,7 @@ class Membership(Protocol):
 
     @property
     def config(self) -> ElasticTrainingConfig:
-        """The cluster's settings."""
+        """The cluster's settings; they are known once `connect` has returned."""
         ...
 
     def connect(
@@ -46,8 +68,13 @@ class Membership(Protocol):
         rescaling_requested: Callable[[RescalingEvent], None],
         run_ended: Callable[[RunEnd], None],
         fenced: Callable[[str], None],
+        *,
+        terms: Mapping[str, str],
+        goal: Goal,
     ) -> None:
-        """Join the cluster. From then on any thread may call the callbacks, which must not block.
+        """Join the cluster, whose terms and goal must be these.
+
+        From then on any thread may call the callbacks, which must not block.
 
         `rescaling_requested`: a generation begins in which this worker is a member or stops being one.
         `run_ended`: the run is over. `fenced`: the cluster has given this worker up for dead and goes on.
@@ -60,11 +87,10 @@ class Membership(Protocol):
         """Say that this worker waits for `generation` to form, at which step, and rank 0's `store` address."""
         ...
 
-    def wait_for_store(self, generation: int, timeout: float) -> str | None:
-        """Wait until all members of `generation` are ready; return the address of rank 0's store.
+    def wait_for_start(self, generation: int, timeout: float) -> Start | None:
+        """Wait until all members of `generation` are ready, and it is decided how they come to one state.
 
-        The address is empty if there is one member. `None` if another generation follows instead, the run has
-        ended, or `timeout` seconds are over.
+        `None` if another generation follows instead, the run has ended, or `timeout` seconds are over.
         """
         ...
 
@@ -80,16 +106,24 @@ class Membership(Protocol):
         """Report that the group broke for a reason that is not known here."""
         ...
 
-    def leave(self, reason: str) -> bool:
-        """Ask for a generation without this worker; `False` if no coordinator can make one."""
+    def leave(self, reason: str, *, together: bool) -> bool:
+        """Ask for a generation without this worker; `False` if no coordinator can make one.
+
+        `together`: all members of the generation ask for it after the same step.
+        """
+        ...
+
+    @property
+    def leave_refused(self) -> str | None:
+        """Why this worker, which asked to leave, cannot: nobody can take over its state. `None` otherwise."""
         ...
 
     def wait_for_release(self, timeout: float) -> bool:
         """Wait until the other workers have formed a generation without this one; return whether they have."""
         ...
 
-    def finish(self, reason: str) -> None:
-        """Report that training is complete on all members."""
+    def finish(self, reason: str, *, committed_step: int, epoch: int) -> None:
+        """Report that training is over on all members after this step; `epoch` is the next step's."""
         ...
 
     def abort(self, reason: str, traceback: str) -> None:
@@ -116,6 +150,8 @@ class FixedMembership:
         self._host, _, self._port = (master or "127.0.0.1:0").rpartition(":")
         self._workers = tuple(WorkerId(f"rank{n}", self._host, 0) for n in range(world_size))
         self._store: Any = None
+        self._terms: dict[str, str] = {}
+        self._report = MemberReport(committed_step=-1)
 
     @classmethod
     def from_environment(cls) -> FixedMembership:
@@ -139,16 +175,20 @@ class FixedMembership:
 
     @property
     def config(self) -> ElasticTrainingConfig:
-        """The default settings."""
-        return ElasticTrainingConfig()
+        """The default settings; a number of processes that never changes needs no adaptation."""
+        return ElasticTrainingConfig(lr_adaptation_strategy=AdaptationStrategy.NONE)
 
     def connect(
         self,
         rescaling_requested: Callable[[RescalingEvent], None],
         run_ended: Callable[[RunEnd], None],  # noqa: ARG002
         fenced: Callable[[str], None],  # noqa: ARG002
+        *,
+        terms: Mapping[str, str],
+        goal: Goal,
     ) -> None:
         """Announce the only generation."""
+        self._terms = {**terms, "goal": str(goal)}
         empty = ClusterTopology()
         first = empty.succeed(self._workers)
         rescaling_requested(RescalingEvent.between(empty, first, "the run starts"))
@@ -156,11 +196,12 @@ class FixedMembership:
     def ready(
         self,
         generation: int,  # noqa: ARG002
-        committed_step: int,  # noqa: ARG002
-        prepared_step: int | None,  # noqa: ARG002
+        committed_step: int,
+        prepared_step: int | None,
         store: str | None,
     ) -> None:
-        """Publish rank 0's store."""
+        """Publish this process's report and terms, and rank 0's store."""
+        self._report = MemberReport(committed_step=committed_step, prepared_step=prepared_step)
         if self._world_size == 1:
             return
         import torch.distributed
@@ -175,15 +216,25 @@ class FixedMembership:
             timeout=timedelta(seconds=60),
             wait_for_workers=False,
         )
+        published = msgspec.json.encode((self._report, self._terms))
+        self._store.set(f"tensorforge/report-{self._rank}", published.decode())
         if store is not None:
             self._store.set("tensorforge/store", store)
 
-    def wait_for_store(self, generation: int, timeout: float) -> str | None:  # noqa: ARG002
-        """Read the address that rank 0 published."""
+    def wait_for_start(self, generation: int, timeout: float) -> Start | None:  # noqa: ARG002
+        """Read what the others published, and decide as a coordinator would."""
         if self._world_size == 1:
-            return ""
-        self._store.wait(["tensorforge/store"], timedelta(seconds=timeout))
-        return str(self._store.get("tensorforge/store").decode())
+            return Start("", decide([self._report]))
+        keys = [f"tensorforge/report-{rank}" for rank in range(self._world_size)]
+        self._store.wait([*keys, "tensorforge/store"], timedelta(seconds=timeout))
+        reports = []
+        for rank, key in enumerate(keys):
+            report, terms = _published.decode(self._store.get(key))
+            why = differences(self._terms, terms)
+            if why:
+                raise InvalidInputError(f"this process does not fit to rank {rank}: {why}")
+            reports.append(report)
+        return Start(self._store.get("tensorforge/store").decode(), decide(reports))
 
     def formed(self, generation: int, moved: Mapping[str, int]) -> None:
         """Do nothing: no coordinator waits for it."""
@@ -198,15 +249,20 @@ class FixedMembership:
             "start it with `tensorforge run` to survive that"
         )
 
-    def leave(self, reason: str) -> bool:  # noqa: ARG002
+    def leave(self, reason: str, *, together: bool) -> bool:  # noqa: ARG002
         """Refuse: the other processes cannot go on without this one."""
         return False
+
+    @property
+    def leave_refused(self) -> str | None:
+        """Always `None`: `leave` refuses at once."""
+        return None
 
     def wait_for_release(self, timeout: float) -> bool:  # noqa: ARG002
         """Return at once: no coordinator has to release this process."""
         return True
 
-    def finish(self, reason: str) -> None:
+    def finish(self, reason: str, *, committed_step: int, epoch: int) -> None:
         """Do nothing: all processes end by themselves."""
 
     def abort(self, reason: str, traceback: str) -> None:

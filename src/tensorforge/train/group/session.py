@@ -14,16 +14,18 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
+from tensorforge.cluster.goal import Goal
 from tensorforge.cluster.rescaling import RescalingEvent
 from tensorforge.cluster.topology import ClusterTopology
+from tensorforge.elastic.protocol.messages import Verdict
 from tensorforge.errors import DeadlineExceededError, StaleGenerationError
 from tensorforge.train.group.gloo_group import GenerationGroup, GenerationStore, GroupAbortedError
-from tensorforge.train.group.membership import Membership, RunEnd
+from tensorforge.train.group.membership import Membership, RunEnd, Start
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +82,8 @@ class Session:
         self._fenced_generation = 0
         self.leave_reason: str | None = None
         self.stop_reason: str | None = None
-        self._asked_to_leave = False
+        self._asked_to_leave = self._asked_together = False
+        self._answer_due = math.inf
         self.is_stopping = False
         """Whether a vote has decided that the run stops."""
         self.generation = 0
@@ -120,9 +123,11 @@ class Session:
         """The last generation in which this worker was in a working group; 0 before the first."""
         return self.formations[-1].generation if self.formations else 0
 
-    def connect(self) -> None:
-        """Join the cluster."""
-        self._membership.connect(self._on_event, self._on_ended, self._on_fenced)
+    def connect(self, terms: Mapping[str, str], goal: Goal) -> None:
+        """Join the cluster; a coordinator refuses a worker with other terms or another goal than the run's."""
+        self._membership.connect(
+            self._on_event, self._on_ended, self._on_fenced, terms=terms, goal=goal
+        )
 
     def _on_event(self, event: RescalingEvent) -> None:
         with self._condition:
@@ -153,6 +158,8 @@ class Session:
 
     def requests(self) -> Requests:
         """What this worker brings into the vote of the current step."""
+        if self.stop_reason is None and self._must_stop():
+            self.stop_reason = self.leave_reason
         return Requests(
             drain=int(self.drain_requested),
             leave=int(self.leave_reason is not None),
@@ -161,14 +168,34 @@ class Session:
 
     def follow(self, requests: Requests) -> None:
         """Act on the counts of a vote. Every member acts on the same counts after the same step."""
-        if requests.stop or requests.leave == self.world_size:
-            self.is_stopping = True  # if all members leave, no member is left to go on
-        elif self.leave_reason is not None and not self._asked_to_leave:
-            self._asked_to_leave = True
-            if not self._membership.leave(self.leave_reason):
-                self.stop_reason = self.leave_reason
+        if requests.stop:
+            self.is_stopping = True
+        elif self.leave_reason is not None:
+            self._ask_to_leave(together=requests.leave == self.world_size)
         if requests.drain:
             self._retire_group()
+
+    def _ask_to_leave(self, *, together: bool) -> None:
+        """Ask the coordinator once, and once more when all members leave: another worker may take over.
+
+        Without a coordinator that can replace this worker, the run stops: now if all members leave, else after
+        the next vote.
+        """
+        if self._asked_to_leave and (self._asked_together or not together):
+            return
+        self._asked_to_leave, self._asked_together = True, together
+        reason = self.leave_reason or ""
+        if not self._membership.leave(reason, together=together):
+            self.stop_reason = self.leave_reason
+            self.is_stopping = together
+        elif together:
+            self._answer_due = time.monotonic() + _RELEASE_SECONDS
+
+    def _must_stop(self) -> bool:
+        """Whether this worker wants to leave and cannot: nobody can take over, or no coordinator answers."""
+        if self._membership.leave_refused is not None:
+            return True
+        return time.monotonic() >= self._answer_due and not self.drain_requested
 
     def _retire_group(self) -> None:
         """Stop using the group but leave it open, because other members may still be in its last vote."""
@@ -197,7 +224,7 @@ class Session:
     def form(
         self,
         position: Callable[[], tuple[int, int | None]],
-        agree: Callable[[GenerationGroup | None], dict[str, int]],
+        agree: Callable[[GenerationGroup | None, Verdict], dict[str, int]],
     ) -> FormOutcome:
         """Follow the newest generation until there is a group in which `agree` has succeeded.
 
@@ -208,12 +235,12 @@ class Session:
             self._drop_group()
         while True:
             event = self._await_event()
-            if event is None and self.ended is None:
-                self._membership.leave(self.leave_reason or "")
-                self._membership.wait_for_release(_RELEASE_SECONDS)
-                return FormOutcome.RELEASED
-            if event is None:
+            if event is None and self.ended is not None:
                 return FormOutcome.ENDED
+            if event is None:
+                if self._leaves_unformed():
+                    return FormOutcome.RELEASED
+                continue
             if self._membership.worker_id not in event.new_topology:
                 self._membership.wait_for_release(_GENERATION_SECONDS)
                 return FormOutcome.RELEASED
@@ -222,14 +249,14 @@ class Session:
             )
             clock = _PhaseClock(times, self._newest_at)
             try:
-                store = self._await_members(event, *position(), clock)
-                if store is None:
+                start = self._await_members(event, *position(), clock)
+                if start is None:
                     if self.ended is None and self._membership.wait_for_release(0):
                         return FormOutcome.RELEASED
                     continue
-                self._connect_group(store)
+                self._connect_group(start.store)
                 clock.mark("connect")
-                times.moved = agree(self.group)
+                times.moved = agree(self.group, start.verdict)
                 clock.mark("agree")
             except (GroupAbortedError, StaleGenerationError) as error:
                 self.abandon_group(error)
@@ -238,6 +265,17 @@ class Session:
             self._is_formed = True
             self.formations.append(times)
             return FormOutcome.MEMBER
+
+    def _leaves_unformed(self) -> bool:
+        """Ask to leave while there is no group; return whether this worker may go.
+
+        A worker that has the run's state goes only when the coordinator lets it: others may need the state.
+        """
+        self._ask_to_leave(together=False)
+        if self.last_formed_generation == 0:
+            self._membership.wait_for_release(_RELEASE_SECONDS)
+            return True
+        return self._membership.wait_for_release(0)
 
     def _await_event(self) -> RescalingEvent | None:
         """The newest event that was not followed yet; `None` if the run has ended or this worker leaves."""
@@ -251,6 +289,7 @@ class Session:
                 if self._newest is not None and self._newest.new_topology.epoch > self.generation:
                     return self._newest
                 if self.leave_reason is not None:
+                    self._condition.wait(_SIGNAL_POLL_SECONDS if self._asked_to_leave else 0)
                     return None
                 left = deadline - time.monotonic()
                 if left <= 0:
@@ -267,10 +306,10 @@ class Session:
         committed_step: int,
         prepared_step: int | None,
         clock: _PhaseClock,
-    ) -> str | None:
+    ) -> Start | None:
         """Enter the event's generation and wait until all its members are ready.
 
-        Return the address of rank 0's store; `None` if another generation follows instead.
+        Return where they meet and what they do first; `None` if another generation follows instead.
         """
         topology = event.new_topology
         self.generation = topology.epoch
@@ -283,16 +322,16 @@ class Session:
             offered = self._store.address
         clock.mark("stop")
         self._membership.ready(self.generation, committed_step, prepared_step, offered)
-        store = self._membership.wait_for_store(self.generation, _GENERATION_SECONDS)
+        start = self._membership.wait_for_start(self.generation, _GENERATION_SECONDS)
         clock.mark("gather")
         if (
             self._retired is not None
         ):  # all members are ready, so no member is in its last vote any more
             self._retired.close()
             self._retired = None
-        if store is None:
+        if start is None:
             self._drop_group()
-        return store
+        return start
 
     def _connect_group(self, store: str) -> None:
         if self.world_size == 1:

@@ -13,7 +13,11 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from tensorforge.catalog import CheckpointType
 from tensorforge.cluster.committed_step import CommittedStep
+from tensorforge.cluster.ended_runs import note_outcome
+from tensorforge.cluster.goal import Goal
+from tensorforge.elastic.protocol.messages import Verdict
 from tensorforge.environment import COORDINATOR
 from tensorforge.errors import (
     ClosedError,
@@ -30,6 +34,7 @@ from tensorforge.train.evaluation import Evaluation
 from tensorforge.train.group.agreement import agree
 from tensorforge.train.group.gloo_group import GenerationGroup, GroupAbortedError
 from tensorforge.train.group.membership import FixedMembership, Membership, RunEnd
+from tensorforge.train.group.run_terms import run_terms
 from tensorforge.train.group.session import FormOutcome, Requests, Session
 from tensorforge.train.loop.engine import StepEngine
 from tensorforge.train.loop.step import Step
@@ -86,8 +91,13 @@ class Run:
     ) -> None:
         check_model(model)
         check_devices(model, frozenset({"cpu"}))
+        if checkpoints is not None:
+            checkpoints.require_known_metric(
+                ("loss", *config.metrics), has_evaluation=evaluation is not None
+            )
         self.model = model
         self.config = config
+        self._dataset = dataset
         self._loading = loading or Loading()
         self._batches: BatchLoader = BatchSource(dataset, config, collate_fn)
         self.state = TrainingState(
@@ -107,7 +117,11 @@ class Run:
         self._engine = StepEngine(self.state, self._session, self._plane, self._after_commit)
         self._evaluation = evaluation
         self._log = RunLog.from_environment(self._membership.worker_id.id)
-        self._checkpointer = None if checkpoints is None else Checkpointer(checkpoints, self._log)
+        self._checkpointer = (
+            None
+            if checkpoints is None
+            else Checkpointer(checkpoints, self._log, evaluation=evaluation)
+        )
         self._last_metrics: dict[str, float] = {}
         self._signals = SignalHandlers(
             {
@@ -199,8 +213,8 @@ class Run:
         count from the beginning of the run, so all workers end at the same step, also those that joined late or
         resumed from a checkpoint.
         """
-        goal = _Goal(epochs, total)
-        self._connect()
+        goal = _goal(epochs, total)
+        self._connect(goal)
         while True:
             if not self._session.is_formed and not self._form(goal):
                 return
@@ -208,8 +222,8 @@ class Run:
                 yield self._engine.committed_step(self._rolled_forward, self._batches)
                 self._rolled_forward = None
                 continue
-            if self._session.is_stopping or goal.is_reached(self.state):
-                if self._finish():
+            if self._session.is_stopping or self._is_reached(goal):
+                if self._finish(goal):
                     return
                 continue
             if not self._evaluate_if_due():
@@ -223,21 +237,25 @@ class Run:
             if not step.is_committed:
                 step.gradients.restore_buffers()
 
-    def _connect(self) -> None:
+    def _is_reached(self, goal: Goal) -> bool:
+        return goal.is_reached(self.state.committed_step, self.state.epoch)
+
+    def _connect(self, goal: Goal) -> None:
         if self.outcome is not None:
             raise ClosedError(f"this run is over: {self.outcome}")
         if not self._is_open:
             self._start_loading()
             self._is_open = True
             self._signals.install()
-            self._session.connect()
+            self._session.connect(run_terms(self.state, self.config, self._dataset), goal)
+            self.state.adopt_strategy(self._membership.config.lr_adaptation_strategy)
 
     def _start_loading(self) -> None:
         # Before there are connections and signal handlers, which the processes would inherit.
         if self._loading.num_workers and isinstance(self._batches, BatchSource):
             self._batches = LoadingProcesses(self._batches, self._loading, self._engine.upcoming)
 
-    def _form(self, goal: _Goal) -> bool:
+    def _form(self, goal: Goal) -> bool:
         """Become a member of a working group; return `False` if the run has ended here instead."""
         outcome = self._session.form(self._position, self._agree)
         if outcome is FormOutcome.MEMBER:
@@ -253,10 +271,12 @@ class Run:
             return False
         return self._end_with_the_run(goal)
 
-    def _end_with_the_run(self, goal: _Goal) -> bool:
+    def _end_with_the_run(self, goal: Goal) -> bool:
         """Note how the run ended for all workers; raise `TrainingAbortedError` if it was aborted."""
         end = self._session.ended or RunEnd("aborted", "the run has ended")
-        if goal.is_reached(self.state):
+        if end.emergency:
+            self._save_emergency()
+        if end.outcome == "completed" and self._is_reached(goal):
             self._end("complete", end.reason)
         elif end.outcome == "completed":
             self._end("left", "the run was completed without this worker")
@@ -267,11 +287,16 @@ class Run:
             raise TrainingAbortedError(end.reason, committed_step=self.state.committed_step)
         return False
 
+    def _save_emergency(self) -> None:
+        """Save the state before this worker ends, because the coordinator chose this worker for it."""
+        if self._checkpointer is not None and self._session.last_formed_generation > 0:
+            self._checkpointer.save_now(self.state, self._last_metrics, CheckpointType.EMERGENCY)
+
     def _position(self) -> tuple[int, int | None]:
         prepared = self._engine.prepared
         return self.state.committed_step, None if prepared is None else prepared.step
 
-    def _agree(self, group: GenerationGroup | None) -> dict[str, int]:
+    def _agree(self, group: GenerationGroup | None, verdict: Verdict) -> dict[str, int]:
         """Come to one state with the other members and divide the next step; return what was moved for that."""
         prepared, restore = self._engine.prepared, None
         if self._checkpointer is not None and self._checkpointer.plan.resume:
@@ -281,7 +306,7 @@ class Run:
             self.state,
             prepared=prepared,
             commit=self._roll_forward,
-            generation=self._session.last_formed_generation,
+            verdict=verdict,
             restore=restore,
             finished_nodes=self._engine.finished_nodes,
         )
@@ -317,7 +342,6 @@ class Run:
                 self.state,
                 step.metrics,
                 rank=self._session.rank,
-                generation=self._session.generation,
                 failures=len(self._session.formations) - 1,
                 is_leaving=bool(requests.leave),
             )
@@ -352,31 +376,42 @@ class Run:
         self.state.evaluated_step = self.state.committed_step
         evaluation.results[self.state.committed_step] = values
         self._log.write("evaluation", step=self.state.committed_step, metrics=values)
+        if self._checkpointer is not None:
+            self._checkpointer.after_evaluation(
+                self.state, self._last_metrics, rank=self._session.rank
+            )
         return True
 
-    def _finish(self) -> bool:
+    def _finish(self, goal: Goal) -> bool:
         """End the run together with the other members; return `False` if the group broke before that.
 
-        After the barrier every member is known to have committed the last step.
+        After the first barrier every member is known to have committed the last step. If rank 0 cannot save the
+        last state, or dies, the others have not ended: they form a group again, and the next rank 0 saves.
         """
         try:
-            if self._session.group is not None:
-                self._session.group.all_reduce(torch.zeros(1))
+            self._wait_for_all()
+            if self._checkpointer is not None:
+                if self._session.rank == 0:
+                    self._checkpointer.after_last_step(self.state, self._last_metrics)
+                self._wait_for_all()
         except GroupAbortedError as error:
             self._session.abandon_group(error)
             return False
-        if self._session.rank == 0 and self._checkpointer is not None:
-            self._checkpointer.after_last_step(
-                self.state, self._last_metrics, generation=self._session.generation
-            )
-        outcome = "stopped" if self._session.is_stopping else "complete"
-        reason = self._session.stop_reason or outcome
-        self._membership.finish(reason)
-        self._end(outcome, reason)
+        outcome = "complete" if self._is_reached(goal) else "stopped"
+        reason = self._session.stop_reason or ""
+        self._membership.finish(
+            reason, committed_step=self.state.committed_step, epoch=self.state.epoch
+        )
+        self._end(outcome, reason or outcome)
         return True
+
+    def _wait_for_all(self) -> None:
+        if self._session.group is not None:
+            self._session.group.all_reduce(torch.zeros(1))
 
     def _end(self, outcome: str, reason: str) -> None:
         self.outcome = outcome
+        note_outcome(outcome)
         self._log.write(
             "final",
             outcome=outcome,
@@ -390,20 +425,13 @@ class Run:
         self.close()
 
 
-class _Goal:
-    def __init__(self, epochs: int | None, total: int | None) -> None:
-        if (epochs is None) == (total is None):
-            raise InvalidInputError("steps: say how far to go, with either `epochs` or `total`")
-        for name, value in (("epochs", epochs), ("total", total)):
-            if value is not None:
-                whole_number(name, value, least=0)
-        self._epochs = epochs
-        self._total = total
-
-    def is_reached(self, state: TrainingState) -> bool:
-        if self._total is not None:
-            return state.committed_step + 1 >= self._total
-        return state.epoch >= (self._epochs or 0)
+def _goal(epochs: int | None, total: int | None) -> Goal:
+    if (epochs is None) == (total is None):
+        raise InvalidInputError("steps: say how far to go, with either `epochs` or `total`")
+    for name, value in (("epochs", epochs), ("total", total)):
+        if value is not None:
+            whole_number(name, value, least=0)
+    return Goal(steps=total, epochs=epochs)
 
 
 def _shard_plane(dataset: Any, config: RunConfig, loading: Loading) -> ShardPlane | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -76,8 +76,8 @@ class TrainingState:
         self.config = config
         self.ledger = Ledger(size, config.shards)
         self.base_workers = config.base_workers
-        if config.strategy is AdaptationStrategy.NONE:
-            self.base_workers = 1  # unused with NONE; pinned to 1 so that digests agree
+        self._strategy = config.strategy
+        self.adopt_strategy(AdaptationStrategy.NONE)
         self.evaluated_step = -1
         self.epochs_proven = 0
         self.loss_scale = LossScale(config.loss_scaling)
@@ -92,6 +92,14 @@ class TrainingState:
         self._after_update = after_update
         self._is_updating = False
         optimizer.register_step_pre_hook(self._refuse_foreign_step)
+
+    def adopt_strategy(self, strategy: AdaptationStrategy) -> None:
+        """Adapt to the number of workers by `strategy`, unless the run's own settings name one."""
+        chosen = self._strategy or strategy
+        self.config = replace(self.config, strategy=chosen)
+        # Unused with NONE; pinned to 1 so that digests agree.
+        is_fixed = chosen is AdaptationStrategy.NONE
+        self.base_workers = 1 if is_fixed else self.config.base_workers
 
     @property
     def committed_step(self) -> int:
@@ -131,7 +139,8 @@ class TrainingState:
 
     def _adapted(self, rate: float, workers: int) -> float:
         base = self.base_workers or workers
-        return adapt_learning_rate(rate, base, workers, self.config.strategy)
+        strategy = self.config.strategy or AdaptationStrategy.NONE
+        return adapt_learning_rate(rate, base, workers, strategy)
 
     def commit(self, prepared: PreparedStep) -> None:
         """Apply a prepared step: weights, buffers, learning rates and ledger change together.

@@ -89,6 +89,13 @@ def test_nan_and_missing_metrics_are_never_the_best(ascending):
     assert kept(records, **policy) == {1, 3}
 
 
+def test_by_a_metric_that_no_checkpoint_has_nothing_is_deleted():
+    records = [record(step, loss=1.0) for step in range(5)]
+    policy = {"max_checkpoints_per_run": 1, "keep_best_n": 1, "metric_key": "accuracy"}
+    assert kept(records, **policy) == {0, 1, 2, 3, 4}
+    assert "no checkpoint of the run has 'accuracy'" in str(reasons(records, 0, **policy))
+
+
 def test_of_equally_good_ones_the_newer_is_kept():
     records = [record(step, loss=1.0) for step in range(4)]
     assert kept(records, max_checkpoints_per_run=1, keep_best_n=2) == {2, 3}

@@ -4,9 +4,11 @@ import subprocess
 import sys
 
 import pytest
+import sqlalchemy as sa
 
 from tensorforge.elastic import WorkerId
-from tensorforge.elastic.coordinator.journal import LEASES, Journal
+from tensorforge.elastic.coordinator.journal import DIGESTS, ENTRIES, HEADS, LEASES, Journal
+from tensorforge.elastic.coordinator.journal_chain import link
 from tensorforge.elastic.coordinator.journal_records import (
     Decided,
     RunEnded,
@@ -14,8 +16,14 @@ from tensorforge.elastic.coordinator.journal_records import (
     Seat,
     TargetSet,
     WasFormed,
+    entry_to_json,
 )
-from tensorforge.errors import ConflictError, EncodingError, StaleGenerationError
+from tensorforge.errors import (
+    ConflictError,
+    IntegrityError,
+    StaleGenerationError,
+    UnavailableError,
+)
 from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.database import Database
 from tensorforge.testing.clock import ManualClock
@@ -145,14 +153,114 @@ def test_a_lease_that_an_older_version_wrote_is_waited_for(tmp_path):
         second.open()
 
 
-def test_a_damaged_journal_is_an_error_not_a_guess(tmp_path):
-    import sqlalchemy as sa
+def written(database, count=5):
+    journal = Journal(database)
+    journal.open()
+    for number in range(1, count + 1):
+        journal.append([TargetSet(workers=number, by="me")])
+    journal.release()
 
+
+DAMAGES = {
+    "UPDATE coordinator_journal SET entry = '{}' WHERE sequence = 3": "entry 3 is not the one",
+    "DELETE FROM coordinator_journal WHERE sequence = 3": "entry 3 is missing: 4 follows 2",
+    "DELETE FROM coordinator_journal WHERE sequence > 3": "entries 4 to 5 are missing at the end",
+    "DELETE FROM coordinator_journal": "all entries are missing; 5 were written",
+    "DELETE FROM coordinator_journal_head": "the head of its chain is missing",
+    "DELETE FROM coordinator_journal_digest WHERE sequence = 3": "entry 3 has no digest",
+    "UPDATE coordinator_journal_digest SET previous = 'x' WHERE sequence = 3": "entry 3 is not",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_journal_is_an_error_that_names_the_entry(database, damage):
+    written(database)
+    assert Journal(database).check() == 5
+    with database.write() as connection:
+        connection.execute(sa.text(damage))
+    for use in (Journal(database).check, Journal(database).open):
+        with pytest.raises(IntegrityError, match=DAMAGES[damage]):
+            use()
+
+
+def test_a_row_replaced_together_with_its_digest_does_not_fit_its_neighbours(database):
+    written(database)
+    text = entry_to_json(TargetSet(workers=9, by="somebody"))
+    with database.write() as connection:
+        before = connection.scalar(sa.select(DIGESTS.c.digest).where(DIGESTS.c.sequence == 2))
+        connection.execute(ENTRIES.update().where(ENTRIES.c.sequence == 3).values(entry=text))
+        digest = link(before, 3, text)
+        connection.execute(DIGESTS.update().where(DIGESTS.c.sequence == 3).values(digest=digest))
+    with pytest.raises(IntegrityError, match="entry 4 does not follow entry 3"):
+        Journal(database).open()
+
+
+def test_an_entry_that_an_older_version_wrote_is_accepted_without_a_digest(database):
+    written(database)
+    with database.write() as connection:
+        connection.execute(DIGESTS.delete())
+        connection.execute(HEADS.delete())
+    if database.path is not None:
+        for path in database.path.parent.glob("*-head-*"):
+            path.unlink()
+    journal = Journal(database)
+    assert journal.open().desired_workers == 5
+    journal.append([TargetSet(workers=6, by="me")])
+    journal.release()
+    assert Journal(database).check() == 6
+    assert Journal(database).open().desired_workers == 6
+
+
+def test_an_append_that_failed_can_be_repeated(database, monkeypatch):
+    journal = Journal(database)
+    journal.open()
+
+    def fail(*_):
+        raise UnavailableError("cut")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(journal, "_store_head", fail)
+        with pytest.raises(UnavailableError):
+            journal.append([decided(1)])
+    assert journal.entries() == []
+    journal.append([decided(1)])
+    assert [entry.generation for entry in journal.entries()] == [1]
+    assert journal.check() == 1
+
+
+@pytest.mark.parametrize("lost", ["everything", "the newest entries"])
+def test_a_database_that_lost_acknowledged_entries_is_refused(tmp_path, lost):
+    path = tmp_path / "j.db"
+    with Database(path) as database:
+        written(database, 2)
+        database.backup(tmp_path / "old.db")
+        written(database, 3)
+    for old in tmp_path.glob("j.db*"):
+        if "head" not in old.name:
+            old.unlink()
+    if lost == "the newest entries":
+        (tmp_path / "old.db").rename(path)
+    with (
+        Database(path) as database,
+        pytest.raises(IntegrityError, match="were acknowledged and are missing"),
+    ):
+        Journal(database).open()
+
+
+def test_nothing_is_acknowledged_once_the_file_was_deleted(tmp_path):
     with Database(tmp_path / "j.db") as database:
         journal = Journal(database)
         journal.open()
         journal.append([decided(1)])
-        with database.write() as connection:
-            connection.execute(sa.text("UPDATE coordinator_journal SET entry = '{}'"))
-        with pytest.raises(EncodingError, match="not an entry of the journal"):
-            journal.open()
+        (tmp_path / "j.db").unlink()
+        with pytest.raises(IntegrityError, match="was deleted or replaced"):
+            journal.append([decided(2)])
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path):
+    (tmp_path / "j.db").write_text("no database at all, but long enough to look like one " * 40)
+    with (
+        Database(tmp_path / "j.db") as database,
+        pytest.raises(IntegrityError, match=r"j\.db is damaged: file is not a database"),
+    ):
+        Journal(database)

@@ -75,7 +75,9 @@ def test_reports_travel_as_runs_and_come_back_as_they_were(said):
         messages.MemberReport(committed_step=step, is_newcomer=is_new) for step, is_new in said
     )
     distinct, runs = messages.distinct_runs(reports)
-    notice = messages.FormationNotice(generation=1, distinct=distinct, runs=runs, target_step=0)
+    notice = messages.FormationNotice(
+        generation=1, distinct=distinct, runs=runs, verdict=messages.Verdict(target_step=0)
+    )
     again = messages.from_coordinator(messages.to_bytes(notice))
     assert again.reports == reports
     assert len(set(map(repr, distinct))) == len(distinct)
@@ -84,5 +86,7 @@ def test_reports_travel_as_runs_and_come_back_as_they_were(said):
 def test_a_thousand_members_that_say_the_same_cost_a_few_hundred_bytes():
     reports = [messages.MemberReport(committed_step=7)] * 1000
     distinct, runs = messages.distinct_runs(reports)
-    notice = messages.FormationNotice(generation=1, distinct=distinct, runs=runs, target_step=7)
+    notice = messages.FormationNotice(
+        generation=1, distinct=distinct, runs=runs, verdict=messages.Verdict(target_step=7)
+    )
     assert len(messages.to_bytes(notice)) < 500

@@ -36,6 +36,7 @@ def worker():
         gathered=lambda _generation: None,
         retire=lambda: None,
         rejoin=lambda: None,
+        configure=lambda _config: None,
     )
     return inbox, resend_buffer, state
 

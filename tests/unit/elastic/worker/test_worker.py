@@ -231,7 +231,7 @@ class Stream:
 def test_nothing_is_said_on_a_new_stream_before_its_welcome():
     worker = ElasticWorker(A, FAST)
     worker._connection = stream = Stream()
-    welcome = messages.Welcome(generation=0, workers=None)
+    welcome = messages.Welcome(generation=0, workers=None, config=FAST)
     worker._hello()
     worker._inbox.receive(welcome)
     worker._hello()  # the first stream broke

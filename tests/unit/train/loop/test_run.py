@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from torch.utils.data import IterableDataset, TensorDataset
 
+from tensorforge.elastic.protocol.messages import Verdict
 from tensorforge.errors import ClosedError, ConflictError, InvalidInputError
 from tensorforge.train import Evaluation, Run, RunConfig
 from tensorforge.train.group.gloo_group import GroupAbortedError
@@ -213,12 +214,9 @@ def test_a_model_without_parameters_is_refused():
 
 
 class BreakingGroup:
-    """Two members that have prepared the same step; it breaks when they have exchanged their reports."""
+    """Two members that have prepared the same step; it breaks when they compare their states."""
 
     rank, world_size = 0, 2
-
-    def all_gather(self, into, tensor):
-        into.copy_(tensor.repeat(2))
 
     def gather_bytes(self, data):
         raise GroupAbortedError("a test")
@@ -233,8 +231,9 @@ def test_a_step_that_is_rolled_forward_is_logged_even_if_the_group_breaks_then(
     for x, y in step.batches():
         step.backward(F.cross_entropy(run.model(x), y))
     run._engine.prepared = run._engine._prepare(step)
+    verdict = Verdict(target_step=0, roll_forward=((0, 2),), donors=((0, 2),))
     with pytest.raises(GroupAbortedError):
-        run._agree(BreakingGroup())
+        run._agree(BreakingGroup(), verdict)
     run.close()
     assert run.state.committed_step == 0
     assert [e["step"] for e in read_run_logs(tmp_path) if e["kind"] == "commit"] == [0]

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from enum import Enum
+
+from tensorforge.cluster.elastic_config import ElasticTrainingConfig
+from tensorforge.elastic.coordinator.journal_records import TermsFixed
 from tensorforge.elastic.coordinator.machine.cluster_state import ClusterState, Phase
 from tensorforge.elastic.coordinator.machine.departures import Departures
 from tensorforge.elastic.coordinator.machine.generations import Generations
 from tensorforge.elastic.coordinator.machine.roster import Participant
 from tensorforge.elastic.protocol import messages
+from tensorforge.elastic.protocol.terms import differences
 
 MAX_PARTICIPANTS = 20_000
 """How many workers and standbys one coordinator accepts."""
+
+
+_MOST_GENERATIONS_AHEAD = 1_000_000
+"""How far the hello of a worker that outlived a lost journal may move the counter of generations."""
 
 
 class Admission:
@@ -50,14 +60,49 @@ class Admission:
         elif len(state.roster) >= MAX_PARTICIPANTS:
             why = f"the coordinator has {MAX_PARTICIPANTS} workers and standbys, which is the limit"
             state.out.refuse(connection, messages.REFUSED_FULL, why)
+        elif not self._accepts_config(connection, hello) or not self._accepts_terms(
+            connection, hello
+        ):
+            return
         else:
             self._take_in(connection, hello, now)
+
+    def _accepts_config(self, connection: int, hello: messages.Hello) -> bool:
+        """Refuse a worker that was given another configuration than the run's."""
+        state = self._state
+        if hello.config is None or hello.config == state.config:
+            return True
+        why = differences(_options(hello.config), _options(state.config))
+        text = f"{hello.worker.id} was given another configuration: {why}"
+        state.out.refuse(connection, messages.REFUSED_TERMS, text)
+        return False
+
+    def _accepts_terms(self, connection: int, hello: messages.Hello) -> bool:
+        """Refuse a worker whose terms are not the run's; the first worker of a run sets them.
+
+        Other terms replace the run's only when nobody is here, and nobody may come back, who has its state.
+        """
+        state = self._state
+        own = TermsFixed(terms=hello.terms, goal=hello.goal)
+        is_nobodys = not len(state.roster) and not len(state.open_groups)
+        if state.terms is None or (is_nobodys and state.terms != own):
+            state.terms = own
+            if state.generation:  # the terms of the first generation are journaled together with it
+                state.out.record(own)
+            return True
+        why = differences(_facts(own), _facts(state.terms))
+        if why:
+            text = f"{hello.worker.id} does not fit to the run: {why}"
+            state.out.refuse(connection, messages.REFUSED_TERMS, text)
+        return not why
 
     def _refuse_outdated(self, connection: int, worker_id: str, generation: int) -> None:
         state = self._state
         if state.phase is Phase.GATHERING:
             # The worker has outlived a journal that is gone; its generations must not be used again.
-            state.generation = max(state.generation, generation)
+            # One message moves the counter only so far, so that it cannot be driven to its end.
+            most = state.generation + _MOST_GENERATIONS_AHEAD
+            state.generation = max(state.generation, min(generation, most))
         why = (
             f"{worker_id} was removed since generation {generation}; the cluster is at "
             f"generation {state.generation}: join again as a newcomer"
@@ -119,5 +164,17 @@ class Admission:
         if is_current:
             participant.known_generation = state.generation
         workers = state.roster.members if is_current else None
-        welcome = messages.Welcome(generation=state.generation, workers=workers)
+        welcome = messages.Welcome(
+            generation=state.generation, workers=workers, config=state.config
+        )
         state.out.send((connection,), welcome)
+
+
+def _facts(terms: TermsFixed) -> dict[str, str]:
+    goal = {} if terms.goal is None else {"goal": str(terms.goal)}
+    return goal | terms.terms
+
+
+def _options(config: ElasticTrainingConfig) -> dict[str, str]:
+    values = asdict(config).items()
+    return {n: str(value.value if isinstance(value, Enum) else value) for n, value in values}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from tensorforge.elastic.coordinator.machine.roster import Participant
+from tensorforge.elastic.coordinator.state_decision import decide
 from tensorforge.elastic.protocol.messages import (
     FormationNotice,
     Formed,
@@ -46,19 +47,14 @@ class Barrier:
         members: Collection[Participant],
         formed_before: Collection[tuple[str, str]],
     ) -> FormationNotice:
-        """What all members are told: every answer, and the step that all of them have to reach.
+        """What all members are told: every answer, and how they come to one state.
 
-        That is the newest step of a member of the last formed generation, or of anybody if none of those is
-        left. `formed_before` has the names and incarnations of that generation's members.
+        `formed_before` has the names and incarnations of the last formed generation's members.
         """
         reports = [self._report(member, formed_before) for member in members]
-        steps = [r.committed_step for r in reports if not r.is_newcomer]
         distinct, runs = distinct_runs(reports)
         return FormationNotice(
-            generation=generation,
-            distinct=distinct,
-            runs=runs,
-            target_step=max(steps or [r.committed_step for r in reports]),
+            generation=generation, distinct=distinct, runs=runs, verdict=decide(reports)
         )
 
     def _report(
@@ -68,6 +64,7 @@ class Barrier:
         return MemberReport(
             committed_step=answer.committed_step,
             prepared_step=answer.prepared_step,
+            last_generation=answer.last_generation,
             attributes=answer.attributes,
             is_newcomer=(member.id, member.incarnation) not in formed_before,
         )

@@ -89,6 +89,8 @@ class ClusterState:
         self.target_by = durable.target_by
         self.target_requester = durable.target_requester
         self.ended = durable.ended
+        self.terms = durable.terms
+        """The run's terms; before the first generation those of the first worker, not journaled yet."""
         self.tolerance = Tolerance(config)
         self.stale_messages = 0
         self._utc_origin = utc_origin
@@ -96,6 +98,8 @@ class ClusterState:
         self.generation = durable.generation
         self.formed_generation = durable.formed_generation
         self.formed_seats = frozenset((s.worker.id, s.incarnation) for s in durable.formed_seats)
+        self.finishes: dict[tuple[str, str], messages.Finish] = {}
+        """What the members of the formed generation said at the end of their training, by seat."""
         self.open_groups = OpenGroups(durable.open_groups)
         self.urgent = durable.urgent
         self.barrier = Barrier()
@@ -127,6 +131,22 @@ class ClusterState:
     def staying(self) -> list[Participant]:
         """Members that are here and not leaving, in order of rank."""
         return [p for p in self.roster.present_members() if not p.is_leaving]
+
+    def holds_state(self, who: Participant) -> bool:
+        """Whether the worker is a member of the last formed generation, so that it has the run's state."""
+        return (who.id, who.incarnation) in self.formed_seats
+
+    def continuing(self) -> list[Participant]:
+        """The members that the next generation keeps, in order of rank.
+
+        These are the ones that stay. If none of them has the run's state, leaving members that have it are kept
+        for one more generation, in which the others get the state from them.
+        """
+        staying = self.staying()
+        if any(self.holds_state(p) for p in staying) or not (staying or self.next_in_line()):
+            return staying
+        present = self.roster.present_members()
+        return [p for p in present if not p.is_leaving or self.holds_state(p)]
 
     def next_in_line(self) -> list[Participant]:
         """The waiting workers that the next generation has room for, in order of arrival."""
@@ -186,16 +206,22 @@ class ClusterState:
     def _restore_members(self, durable: DurableState, now: float) -> None:
         """Make those whom the journal names members; each has until `comeback` to connect."""
         is_formed = durable.formed_generation == durable.generation
+        finishes = {(f.seat.worker.id, f.seat.incarnation): f for f in durable.finishes}
         expected = now + self.timeouts.comeback - self.timeouts.silence
         for seat in durable.seats:
             member = Participant(seat.worker, seat.incarnation, now, last_seen=expected)
             told = {"pid": seat.pid, "process": seat.process}
             member.attributes = {name: value for name, value in told.items() if value is not None}
             member.status = WorkerStatus.ACTIVE if is_formed else WorkerStatus.RESCALING
+            member.finished = (member.id, member.incarnation) in finishes
             self.roster.add(member)
         self.roster.seat_members(tuple(seat.worker for seat in durable.seats))
         self.tolerance.expect(len(durable.seats))
         self.silence_at = now + self.timeouts.comeback
+        self.finishes = {name: finish.message for name, finish in finishes.items()}
+        if finishes:
+            self.phase, self.deadline = Phase.FINISHING, now + self.timeouts.barrier
+            return
         if not is_formed:
             self.open_barrier(now, paused=durable.paused)
             return

@@ -59,8 +59,7 @@ class Deadlines:
         elif phase is Phase.PAUSED:
             self._end_pause()
         elif phase is Phase.FINISHING:
-            why = "training is complete; some workers did not confirm it"
-            self._departures.end(RunOutcome.COMPLETED, why)
+            self._departures.finished_alone(now)
 
     def _lose_late(self, what: str, done: set[str], now: float) -> None:
         state = self._state

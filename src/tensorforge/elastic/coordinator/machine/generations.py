@@ -34,9 +34,12 @@ class Generations:
         if state.phase is Phase.ENDED:
             return
         if state.phase is Phase.FINISHING:
-            if all(p.finished for p in state.roster.present_members()):
-                self._departures.end(RunOutcome.COMPLETED, "training is complete")
-            return
+            if all(p.finished for p in state.roster if state.holds_state(p)):
+                self._departures.end_finished()
+                return
+            if state.suspicion is None or now < state.suspicion.due:
+                return
+            self._departures.finished_alone(now)
         if state.suspicion is not None and now >= state.suspicion.due:
             state.causes.append(Cause(state.suspicion.text, now, is_failure=True))
         if state.causes:
@@ -45,6 +48,8 @@ class Generations:
             self._close_barrier(now)
         if state.phase is Phase.FORMING and len(state.barrier.formed) >= len(state.roster.members):
             self._activate(now)
+            if state.causes:
+                self._react(now)
         joins = self.join_deadline()
         if joins is not None and now >= joins:
             self._take_in(now)
@@ -91,13 +96,13 @@ class Generations:
 
     def _can_end_pause(self) -> bool:
         state = self._state
-        enough = len(state.staying()) + len(state.next_in_line()) >= state.config.min_workers
+        enough = len(state.continuing()) + len(state.next_in_line()) >= state.config.min_workers
         return enough and self.unseen_group() is None
 
     def unseen_group(self) -> int | None:
         """The earlier generation that may be training out of sight, so that no other group may start."""
         state = self._state
-        everybody = (*state.staying(), *state.next_in_line())
+        everybody = (*state.continuing(), *state.next_in_line())
         return state.open_groups.blocked_by(p.seat for p in everybody)
 
     def _take_in(self, now: float) -> None:
@@ -119,7 +124,7 @@ class Generations:
         """Decide the next generation and announce it to its members and to those who leave."""
         state, roster = self._state, self._state.roster
         old, old_generation = roster.members, state.generation
-        staying, newcomers = state.staying(), state.next_in_line()
+        staying, newcomers = state.continuing(), state.next_in_line()
         blocked_by = self.unseen_group()
         if blocked_by is not None:
             newcomers = []
@@ -129,7 +134,8 @@ class Generations:
         roster.seat_members(members)
         present = roster.present_members()
         for participant in present:
-            participant.transition(WorkerStatus.RESCALING)
+            if not participant.is_leaving:
+                participant.transition(WorkerStatus.RESCALING)
         state.generation += 1
         state.urgent = state.urgent or urgent
         state.first_join = now if roster.waiting else None
@@ -148,6 +154,8 @@ class Generations:
             decided_at=state.utc(now).isoformat(timespec="milliseconds"),
         )
         state.removed = {}
+        if old_generation == 0 and state.terms is not None:
+            state.out.record(state.terms)
         state.out.record(entry)
         state.rescale_log.decided(entry, now)
         size = counted(len(members), "worker")
@@ -219,9 +227,17 @@ class Generations:
         state.phase, state.deadline, state.urgent = Phase.ACTIVE, None, False
         state.formed_generation = state.generation
         state.formed_seats = frozenset((p.id, p.incarnation) for p in members)
+        state.finishes = {}
         state.tolerance.expect(len(members))
         for participant in members:
-            participant.transition(WorkerStatus.ACTIVE)
+            if not participant.is_leaving:
+                participant.transition(WorkerStatus.ACTIVE)
+                continue
+            # It has handed its state over.
+            if participant.leave_reason is not None:
+                state.removed[participant.id] = participant.leave_reason
+                text = str(participant.leave_reason)
+                state.causes.append(Cause(text, now, is_failure=False))
         state.out.record(state.rescale_log.formed(state.generation, state.barrier.moved, now))
         state.out.note("info", f"generation {state.generation} is active")
         if state.barrier.early_commit is not None:

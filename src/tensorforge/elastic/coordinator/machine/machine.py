@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tensorforge.cluster.workers import WorkerStatus
 from tensorforge.elastic.coordinator.journal_records import TargetSet
 from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.admission import Admission
@@ -107,10 +106,12 @@ class Machine:
         if who.connection is not None:
             self.state.out.send((who.connection,), messages.Pong(sequence=message.sequence))
 
-    def _ready(self, who: Participant, message: messages.Ready, _now: float) -> None:
+    def _ready(self, who: Participant, message: messages.Ready, now: float) -> None:
         state = self.state
         if state.ignores(who, message.generation):
             return
+        if state.phase is Phase.FINISHING and state.holds_state(who) and not who.finished:
+            state.suspicion = Suspicion(now, f"{who.id} goes on although others have finished")
         if state.phase in (Phase.RESCALING, Phase.PAUSED):
             state.open_groups.at_barrier(who.seat, message.generation)
             if state.roster.is_member(who.id):
@@ -140,27 +141,45 @@ class Machine:
         state = self.state
         if state.ignores(who, message.generation) or not state.roster.is_member(who.id):
             return
-        if state.phase in (Phase.ACTIVE, Phase.FORMING) and state.suspicion is None:
+        may_suspect = state.phase in (Phase.ACTIVE, Phase.FORMING)
+        if state.phase is Phase.FINISHING and not who.finished:
+            may_suspect = True
+        if may_suspect and state.suspicion is None:
             about = f" and suspects {message.worker_id}" if message.worker_id else ""
             text = f"{who.id} reports a broken collective{about}: {message.reason[:500]}"
             state.suspicion = Suspicion(now + state.timeouts.suspicion, text)
 
     def _leaves(self, who: Participant, message: messages.Leave, now: float) -> None:
+        state = self.state
+        if message.stops_if_last and self._is_last(who, together=message.together):
+            why = "no other worker can take over the state of this one"
+            if who.connection is not None:
+                state.out.send((who.connection,), messages.LeaveRefused(reason=why))
+            state.out.note("info", f"{who.id} cannot leave: {why}")
+            return
         departure = self.state.departure(DepartureKind.LEFT, who, detail=message.reason)
         self._departures.dismiss(who, departure, now)
+
+    def _is_last(self, who: Participant, *, together: bool) -> bool:
+        """Whether the state of this member would be lost if it left; `together`: all members leave."""
+        state = self.state
+        if not state.roster.is_member(who.id) or not state.holds_state(who):
+            return False
+        stays = [p for p in state.staying() if p is not who]
+        if together:
+            stays = [p for p in stays if not state.holds_state(p)]
+        return not stays and not state.roster.waiting
 
     def _finishes(self, who: Participant, message: messages.Finish, now: float) -> None:
         state = self.state
         if message.generation not in (state.generation, state.formed_generation):
             state.ignores(who, message.generation)
             return
-        who.finished = True
-        who.transition(WorkerStatus.LEAVING)
-        if state.phase is not Phase.FINISHING and state.roster.is_member(who.id):
+        counts = self._departures.finish(who, message)
+        if counts and state.phase is not Phase.FINISHING:
             state.phase = Phase.FINISHING
             state.deadline = now + state.timeouts.barrier
             state.causes.clear()
-            state.out.note("info", f"{who.id} finished: {message.reason or 'training is complete'}")
 
     def _aborts(self, who: Participant, message: messages.Abort, now: float) -> None:
         text = f"{who.id} aborted: {message.reason}"

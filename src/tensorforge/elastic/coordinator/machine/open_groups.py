@@ -25,6 +25,9 @@ class OpenGroups:
     def __init__(self, groups: Iterable[OpenGroup] = ()) -> None:
         self._groups = {group.generation: _by_name(group.seats) for group in groups}
 
+    def __len__(self) -> int:
+        return len(self._groups)
+
     def begin(self, generation: int, seats: Iterable[Seat]) -> None:
         """This group may train from now on. Its members wait at the barrier, so all earlier groups are over."""
         self._groups = {generation: _by_name(seats)}

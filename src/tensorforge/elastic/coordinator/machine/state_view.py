@@ -27,6 +27,7 @@ def cluster_view(state: ClusterState, now: float, run_id: str, *, history: int =
         min_workers=config.min_workers,
         max_workers=config.max_workers,
         state=state.progress,
+        goal=None if state.terms is None else state.terms.goal,
         losses=state.tolerance.losses,
         consecutive_failures=state.tolerance.consecutive_failures,
         stale_messages=state.stale_messages,

@@ -2,7 +2,8 @@
 
 import pytest
 
-from tensorforge.elastic import ElasticTrainingConfig
+from tensorforge.cluster.goal import Goal
+from tensorforge.elastic import AdaptationStrategy, ElasticTrainingConfig
 from tensorforge.elastic.coordinator import journal_records
 from tensorforge.elastic.coordinator.machine import inputs
 from tensorforge.elastic.coordinator.machine.cluster_state import ClusterState, Phase
@@ -27,14 +28,14 @@ def config(**options):
     return ElasticTrainingConfig(**{**defaults, **options})
 
 
-def running(workers=3, **options):
+def running(workers=3, step=0, **options):
     """A cluster that trains: so many workers, one committed step."""
     desired = options.pop("desired_workers", None)
     cluster = SimulatedCluster(config(**options), desired_workers=desired)
     for index in range(workers):
         cluster.join(f"w{index}")
     cluster.pass_time(STABILITY)
-    cluster.settle(step=0)
+    cluster.settle(step=step)
     assert cluster.machine.state.phase is Phase.ACTIVE
     return cluster
 
@@ -378,20 +379,161 @@ def test_an_operator_can_make_a_worker_leave():
 def test_the_run_is_complete_when_all_members_have_finished():
     cluster = running(2)
     w0, w1 = cluster.puppets["w0"], cluster.puppets["w1"]
-    cluster.say(w0, messages.Finish)
+    cluster.say(w0, messages.Finish, committed_step=0)
     assert phase(cluster) is Phase.FINISHING
     cluster.disconnect(w0)
-    cluster.say(w1, messages.Finish)
+    cluster.say(w1, messages.Finish, committed_step=0)
     assert cluster.machine.state.ended.outcome == "completed"
     late = cluster.join("late")
     assert late.last(messages.Ended).outcome == "completed"
 
 
-def test_a_worker_that_never_confirms_the_end_does_not_keep_the_run_open():
+def test_a_member_that_finishes_alone_is_left_behind_and_the_others_go_on():
     cluster = running(2)
-    cluster.say(cluster.puppets["w0"], messages.Finish)
+    cluster.say(cluster.puppets["w0"], messages.Finish, committed_step=0)
     cluster.pass_time(RESCALE)
+    assert cluster.machine.state.ended is None
+    assert names(cluster) == ["w1"]
+    cluster.settle(step=1)
+    assert phase(cluster) is Phase.ACTIVE
+
+
+def test_a_broken_collective_shows_at_once_that_a_member_finished_alone():
+    cluster = running(2)
+    cluster.say(cluster.puppets["w0"], messages.Finish, committed_step=0)
+    cluster.say(cluster.puppets["w1"], messages.Suspect, reason="its peer is gone")
+    cluster.pass_time(0.2)
+    assert names(cluster) == ["w1"]
+
+
+def test_a_member_that_is_lost_before_it_confirms_the_end_makes_the_run_unfinished():
+    cluster = running(2)
+    cluster.say(cluster.puppets["w0"], messages.Finish, committed_step=0)
+    cluster.disconnect(cluster.puppets["w1"])
+    assert cluster.machine.state.ended.outcome == "stopped"
+    assert "w1 did not confirm" in cluster.machine.state.ended.reason
+
+
+def test_a_restarted_coordinator_remembers_who_has_finished():
+    cluster = running(2)
+    w0, w1 = cluster.puppets["w0"], cluster.puppets["w1"]
+    cluster.say(w0, messages.Finish, committed_step=0)
+    del cluster.puppets["w0"]
+    cluster.restart()
+    cluster.reconnect(w1)
+    cluster.say(w1, messages.Finish, committed_step=0)
+    cluster.pass_time(SILENCE + 3)
     assert cluster.machine.state.ended.outcome == "completed"
+
+
+def test_a_newcomer_cannot_finish_a_run_that_it_did_not_train_in():
+    cluster = running(2)
+    w2 = cluster.join("w2")
+    cluster.say(w2, messages.Ready, committed_step=9)
+    cluster.say(w2, messages.Formed)
+    cluster.say(w2, messages.Finish, generation=1, committed_step=9)
+    assert phase(cluster) is Phase.ACTIVE
+    cluster.pass_time(RESCALE)
+    assert cluster.machine.state.ended is None
+
+
+def test_nobody_can_finish_before_the_first_step():
+    cluster = running(2, step=None)
+    cluster.say(cluster.puppets["w0"], messages.Finish, committed_step=-1)
+    assert phase(cluster) is Phase.ACTIVE
+
+
+def with_goal(count, steps):
+    cluster = SimulatedCluster(config(), desired_workers=count)
+    cluster.goal = Goal(steps=steps)
+    for number in range(count):
+        cluster.join(f"w{number}")
+    cluster.settle(step=0)
+    return cluster
+
+
+def test_a_run_is_complete_only_if_its_goal_is_reached():
+    for step, outcome in ((299, "completed"), (175, "stopped")):
+        cluster = with_goal(2, 300)
+        for puppet in cluster.members():
+            cluster.say(puppet, messages.Finish, committed_step=step, reason="SIGUSR2")
+        assert cluster.machine.state.ended.outcome == outcome
+    assert cluster.machine.state.ended.reason == "stopped at step 176 of 300: SIGUSR2"
+
+
+def test_the_last_member_hands_its_state_over_before_it_leaves():
+    cluster = with_goal(1, 300)
+    w0, joiner = cluster.puppets["w0"], cluster.join("w1")
+    cluster.say(w0, messages.Leave, reason="SIGTERM", together=True, stops_if_last=True)
+    assert names(cluster) == ["w0", "w1"]
+    cluster.settle()
+    assert joiner.last(messages.FormationNotice).target_step == 0
+    assert names(cluster) == ["w1"], "w0 goes once w1 has the state"
+    cluster.answer(joiner)
+    assert w0.last(messages.Released) is not None
+    cluster.say(joiner, messages.Formed)
+    assert phase(cluster) is Phase.ACTIVE
+
+
+def test_the_last_member_hands_its_state_over_to_joiners_that_are_still_forming():
+    cluster = with_goal(1, 300)
+    w0 = cluster.puppets["w0"]
+    cluster.feed(commands.Scale(2, "me"))
+    joiner = cluster.join("w1")
+    cluster.pass_time(STABILITY)
+    assert names(cluster) == ["w0", "w1"]
+    cluster.answer(joiner)
+    cluster.say(w0, messages.Leave, reason="SIGTERM", stops_if_last=True)
+    assert names(cluster) == ["w0", "w1"], "w1 has no state yet"
+    cluster.settle()
+    assert names(cluster) == ["w1"]
+
+
+def test_the_last_member_is_told_that_nobody_can_take_over():
+    cluster = with_goal(2, 300)
+    w0, w1 = cluster.members()
+    for puppet in (w0, w1):
+        cluster.say(puppet, messages.Leave, reason="SIGTERM", together=True, stops_if_last=True)
+        assert puppet.last(messages.LeaveRefused) is not None
+    assert names(cluster) == ["w0", "w1"]
+
+
+def test_a_worker_with_another_goal_or_other_terms_is_refused_by_name():
+    cluster = with_goal(1, 300)
+    cluster.goal, cluster.terms = Goal(steps=200), {"batch_size": "64"}
+    other = cluster.join("other")
+    refused = other.last(messages.Refused)
+    assert refused.code == messages.REFUSED_TERMS
+    assert "goal: 200 steps here, 300 steps in the run" in refused.reason
+    assert "batch_size: 64 here, not given in the run" in refused.reason
+    assert phase(cluster) is Phase.ACTIVE
+    assert names(cluster) == ["w0"]
+
+
+def test_a_worker_is_sent_the_runs_configuration_and_refused_with_another_one():
+    cluster = with_goal(1, 300)
+    assert cluster.puppets["w0"].last(messages.Welcome).config == config()
+    cluster.worker_config = config()
+    assert cluster.join("same").last(messages.Refused) is None
+    cluster.worker_config = config(lr_adaptation_strategy=AdaptationStrategy.NONE, min_workers=2)
+    refused = cluster.join("other").last(messages.Refused)
+    assert refused.code == messages.REFUSED_TERMS
+    assert "lr_adaptation_strategy: none here, linear in the run" in refused.reason
+    assert "min_workers: 2 here, 1 in the run" in refused.reason
+
+
+def test_terms_survive_a_restart_and_are_replaced_only_when_nobody_has_the_state():
+    cluster = with_goal(1, 300)
+    w0 = cluster.puppets["w0"]
+    cluster.restart()
+    cluster.reconnect(w0)
+    cluster.goal = Goal(steps=500)
+    assert cluster.join("w1").last(messages.Refused).code == messages.REFUSED_TERMS
+    cluster.disconnect(w0)
+    assert cluster.join("w1").last(messages.Refused).code == messages.REFUSED_TERMS
+    cluster.feed(commands.ReportExit("w0", "exit code 1", w0.pid))
+    assert cluster.join("w1").last(messages.Refused) is None
+    assert cluster.machine.state.terms.goal == Goal(steps=500)
 
 
 def test_an_exception_in_user_code_is_a_loss_or_the_end_of_the_run():
@@ -533,7 +675,7 @@ def test_a_fenced_stream_can_say_nothing_more():
     zombie = cluster.puppets.pop("w1")
     cluster.pass_time(SILENCE)
     before = len(cluster.journal)
-    cluster.say(zombie, messages.Finish)
+    cluster.say(zombie, messages.Finish, committed_step=1)
     assert phase(cluster) is Phase.RESCALING
     assert len(cluster.journal) == before
 

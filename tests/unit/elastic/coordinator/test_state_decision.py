@@ -1,11 +1,35 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tensorforge.train.group.agreement import NOTHING_PREPARED, MemberReport, decide
+from tensorforge.elastic.coordinator import state_decision
+from tensorforge.elastic.protocol.messages import MemberReport
 
 
-def report(committed, prepared=NOTHING_PREPARED, generation=1):
-    return MemberReport(committed, prepared, generation, 0)
+class Decision:
+    """A verdict with its ranks listed one by one."""
+
+    def __init__(self, verdict, size):
+        everybody = range(size)
+        self.target_step, self.is_fresh = verdict.target_step, verdict.is_fresh
+        self.roll_forward = tuple(r for r in everybody if verdict.rolls_forward(r))
+        self.donors = verdict.donor_ranks()
+        self.newcomers = tuple(r for r in everybody if r not in self.donors)
+
+
+def decide(reports):
+    return Decision(state_decision.decide(reports), len(reports))
+
+
+def report(committed, prepared=None, generation=1):
+    return MemberReport(
+        committed_step=committed, prepared_step=prepared, last_generation=generation
+    )
+
+
+def test_a_run_that_nobody_has_begun_takes_the_state_of_rank_0():
+    decision = decide([report(-1, generation=0)] * 3)
+    assert decision.is_fresh
+    assert (decision.donors, decision.newcomers) == ((0,), (1, 2))
 
 
 def test_members_at_one_step_go_on_from_there():
