@@ -69,8 +69,14 @@ def launch(tmp_path, capsys, *arguments, noticed="", **policy):
         arguments=arguments,
         run_dir=tmp_path / "run",
         spares=0,
-        config=ElasticTrainingConfig(stability_window_ms=50, worker_heartbeat_timeout_ms=3000),
-        policy=SupervisionPolicy(workers=2, **policy),
+        # At least two, so that no worker completes the training before the other one has joined.
+        config=ElasticTrainingConfig(
+            min_workers=2,
+            rescale_timeout_ms=100_000,
+            stability_window_ms=50,
+            worker_heartbeat_timeout_ms=3000,
+        ),
+        policy=SupervisionPolicy(workers=2, min_workers=2, **policy),
     )
     outcome = Launcher(settings, JsonDisplay(), crew=make).run()
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
