@@ -47,7 +47,6 @@ class Storm:
         self._step = -1
         self._members: set[str] = set()
         self._pids: dict[str, int] = {}
-        self._address = ""
         self._coordinator = 0
         self._lost: dict[str, float] = {}
         self._commands: list[subprocess.Popen[str]] = []
@@ -98,7 +97,7 @@ class Storm:
 
     def _order(self, *words: str) -> None:
         """Run an operator's command in the background, while training goes on."""
-        command = [*TENSORFORGE, *words, "--coordinator", self._address]
+        command = [*TENSORFORGE, *words, "--run-dir", str(self.folder)]
         self._commands.append(subprocess.Popen(command, stdout=subprocess.DEVNULL, text=True))
 
     def _disturb(self, text: str, action: Callable[[], None]) -> None:
@@ -113,7 +112,7 @@ class Storm:
     def _handle(self, event: dict[str, Any]) -> None:
         match event["event"]:
             case "coordinator_started":
-                self._address, self._coordinator = event["address"], event["pid"]
+                self._coordinator = event["pid"]
                 if self.disturbances:
                     self._say("    a new coordinator has read its journal and leads again")
             case "worker_started":
@@ -194,7 +193,10 @@ def main() -> int:
     demo_report.print_report(evidence, claims)
     demo_report.save(OUTPUT, evidence, claims)
     holds = all(claim.holds for claim in claims)
-    print(f"\nLook at {OUTPUT / 'demo.html'} and {OUTPUT / 'loss.png'}.")
+    print(
+        f"\nLook at {OUTPUT / 'demo.html'} and {OUTPUT / 'loss.png'}, or open both runs in a browser:"
+    )
+    print(f"   {Path(sys.executable).parent / 'tensorforge'} dashboard {OUTPUT}")
     verdict = "All claims hold" if holds else "A CLAIM FAILED"
     print(demo_report.paint(verdict, "green" if holds else "red"), end="")
     print(f" ({time.monotonic() - started:.0f} s).")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import base64
-import html
 import io
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tensorforge.dashboard.charts import Mark, line_chart, steps_of
+from tensorforge.dashboard.page_renderer import PageRenderer, stylesheet
 from tensorforge.elastic.protocol.rescale_record import RescalePhase
 from tensorforge.launch.chaos import invariants
 
@@ -18,6 +18,10 @@ _COLOURS = {"red": 31, "green": 32, "blue": 34}
 CAPTION = (
     "Milliseconds by the coordinator's clock, from the first evidence on. "
     "A frozen worker gives none until it has been silent for 1.5 s (--heartbeat-timeout)."
+)
+TEXT = (
+    "A small transformer was trained twice: on three workers while they and their coordinator were killed, "
+    "frozen, sent away and replaced, and undisturbed in one process."
 )
 _PHASES = tuple(phase.label for phase in RescalePhase)
 
@@ -192,54 +196,39 @@ def _points(series: dict[int, Any]) -> tuple[list[int], list[Any]]:
     return steps, [series[step] for step in steps]
 
 
-STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 70em; margin: 2em auto; padding: 0 1em; color: #222 }
-img { width: 100% } table { border-collapse: collapse; width: 100% }
-td, th { padding: .3em .7em; text-align: left; border-bottom: 1px solid #ddd; vertical-align: top }
-td.number { text-align: right; font-variant-numeric: tabular-nums }
-.yes { color: #2e7d32; font-weight: 600 } .no { color: #c0392b; font-weight: 600 }
-"""
-
-
 def save(folder: Path, evidence: Evidence, claims: list[Claim]) -> None:
-    """Write the picture, and a page that needs no other file."""
+    """Write the picture, and a page that needs no other file, made by the dashboard's templates."""
     folder.mkdir(exist_ok=True)
-    picture = draw(evidence)
-    (folder / "loss.png").write_bytes(picture)
-    image = base64.b64encode(picture).decode()
-    verdict = "yes" if all(claim.holds for claim in claims) else "no"
-    told = {"yes": "All claims hold.", "no": "A claim failed."}[verdict]
-    page = (
-        "<!doctype html><html lang=en><meta charset=utf-8><title>TensorForge demo</title>"
-        f"<style>{STYLE}</style>"
-        "<h1>The same model, whatever happened</h1>"
-        "<p>A small transformer was trained twice: on three workers while they and their coordinator were "
-        "killed, frozen, sent away and replaced, and undisturbed in one process. "
-        f"<span class={verdict}>{told}</span></p>"
-        f"<img alt='loss over steps' src='data:image/png;base64,{image}'>"
-        f"<h2>The proof</h2>{_claims_table(claims)}"
-        f"<h2>The rescales</h2><p>{html.escape(CAPTION)}</p>{_rescales_table(evidence)}"
+    (folder / "loss.png").write_bytes(draw(evidence))
+    page = PageRenderer().render(
+        "static_report.html",
+        title="TensorForge demo",
+        heading="The same model, whatever happened",
+        text=TEXT,
+        style=stylesheet(),
+        holds=all(claim.holds for claim in claims),
+        charts=_charts(evidence),
+        claims=claims,
+        caption=CAPTION,
+        rows=timeline(evidence),
     )
     (folder / "demo.html").write_text(page, encoding="utf-8")
 
 
-def _claims_table(claims: list[Claim]) -> str:
-    rows = ""
-    for claim in claims:
-        kind, word = ("yes", "holds") if claim.holds else ("no", "FAILED")
-        cells = (
-            f"<td class={kind}>{word}<td>{html.escape(claim.text)}<td>{html.escape(claim.detail)}"
-        )
-        rows += f"<tr>{cells}"
-    return f"<table>{rows}</table>"
-
-
-def _rescales_table(evidence: Evidence) -> str:
-    head, *rows = timeline(evidence)
-    body = "".join(
-        "<tr>"
-        + "".join(f"<td class=number>{html.escape(cell)}" for cell in row[:-1])
-        + f"<td>{html.escape(row[-1])}"
-        for row in rows
-    )
-    return f"<table><tr>{''.join(f'<th>{html.escape(cell)}' for cell in head)}{body}</table>"
+def _charts(evidence: Evidence) -> list[str]:
+    """The two losses in one plot, and the workers with the disturbances as marks."""
+    stormy, calm = (sorted(losses(lines).items()) for lines in (evidence.storm, evidence.alone))
+    workers = {e["step"]: e["workers"] for e in evidence.storm if e["kind"] == "commit"}
+    marks = [
+        Mark(step, f"Step {step}: {text}", f"disturbance-{number}")
+        for number, (step, text) in enumerate(evidence.disturbances)
+    ]
+    return [
+        line_chart("Loss in the storm (line) and undisturbed (dashed)", stormy, second=calm),
+        line_chart(
+            "Workers, with the disturbances marked",
+            steps_of(sorted(workers.items())),
+            marks=marks,
+            is_area=True,
+        ),
+    ]

@@ -257,9 +257,9 @@ def test_a_worker_from_elsewhere_joins_and_leaves(launch):
     launched.until("generation_formed", generation=1)
     address = launched.record.coordinator_address
     command = [sys.executable, "-m", "tensorforge", "worker", "-c", address, "--id", "far-1"]
-    token = ["--token-file", str(launched.folder / "token")]
+    command += ["--token-file", str(launched.folder / "token")]
     with subprocess.Popen(
-        [*command, *token, "--json", TOY, "--steps", "100000"], stdout=subprocess.PIPE, text=True
+        [*command, "--json", TOY, "--steps", "100000"], stdout=subprocess.PIPE, text=True
     ) as far:
         assert json.loads(far.stdout.readline())["worker"] == "far-1"
         launched.saw_members(lambda members: members == {"worker-0", "far-1"})

@@ -384,3 +384,13 @@ def test_an_identifier_stays_one_word_in_a_narrow_terminal():
     print_table(table, "checkpoint", to=Console(file=text, width=30))
     assert "0123456789" * 4 in text.getvalue()
     assert "reason" in text.getvalue()
+
+
+def test_without_a_database_the_manifests_are_the_catalog(run_dir, undisturbed):
+    policy = GcPolicy(max_checkpoints_per_run=2)
+    plan = plan_for(run_dir, location="memory://a run's store", retention=policy)
+    train(make_run(KIND, checkpoints=plan), 8)
+    assert CheckpointLocation.read(run_dir).catalog is None
+    assert [r.step for r in records_of(run_dir, "a run")] == [5, 7]
+    assert train(make_run(KIND, checkpoints=plan), TOTAL)[0] == undisturbed
+    assert [r.step for r in records_of(run_dir, "a run")] == [10, 13]

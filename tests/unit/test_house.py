@@ -18,7 +18,7 @@ MOST_MODULES = 14
 LARGER_FOLDERS = {
     "cli": "one file per command",
     "launch/supervisor": "the parts of one decision",
-    "testing": "one file per tool for tests",
+    "testing": "one file per aid for tests",
 }
 SAME_MEANING = {
     "instructions.py": "what a pure machine tells the shell around it to do",

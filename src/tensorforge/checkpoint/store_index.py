@@ -9,6 +9,7 @@ Imports no torch.
 
 from __future__ import annotations
 
+import errno
 import re
 import uuid
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ from tensorforge.errors import (
     ConflictError,
     InvalidInputError,
     NotFoundError,
+    PermissionDeniedError,
+    TensorForgeError,
 )
 from tensorforge.processes import ProcessIdentity
 from tensorforge.storage.blobs import BlobInfo, BlobStore
@@ -115,9 +118,22 @@ def prefixes_by_age(store: BlobStore) -> list[str]:
             found.append((creation_time(store.read(blob.key), blob.key), prefix))
         except NotFoundError:
             continue  # deleted in the meantime
-        except CheckpointError:
+        except TensorForgeError as error:
+            if not is_unreadable(error):
+                raise
             found.append((blob.modified_at, prefix))
     return [prefix for _, prefix in sorted(found, reverse=True)]
+
+
+def is_unreadable(error: TensorForgeError) -> bool:
+    """Whether the error is about this one file: damaged, forbidden, or on a bad sector.
+
+    A store that cannot be reached at all is another matter: nobody may take that for a damaged checkpoint.
+    """
+    if isinstance(error, CheckpointError | PermissionDeniedError):
+        return True
+    cause = error.__cause__
+    return isinstance(cause, OSError) and cause.errno == errno.EIO
 
 
 def manifest_blobs(store: BlobStore) -> Iterator[tuple[str, BlobInfo]]:
@@ -151,7 +167,9 @@ def _summaries(store: BlobStore) -> Iterator[tuple[str, ManifestSummary | None]]
             yield prefix, summarize_manifest(store.read(blob.key), blob.key)
         except NotFoundError:
             continue  # deleted in the meantime
-        except CheckpointError:
+        except TensorForgeError as error:
+            if not is_unreadable(error):
+                raise
             yield prefix, None
 
 

@@ -65,6 +65,8 @@ def build(context: PageContext) -> ASGIApp:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        # Read once before anybody waits for it; later only what changed is read again.
+        await context.run(lambda: [source.summary() for source in context.runs.all()])
         try:
             yield
         finally:

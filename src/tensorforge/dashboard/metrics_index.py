@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import threading
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +15,8 @@ from numpy.typing import NDArray
 
 QUICK_BYTES = 2 << 20
 """A first answer reads at most about this much of a file; a thread reads the rest."""
+BACKGROUND_SECONDS = 0.2
+"""The thread begins after the first answer was sent: reading keeps the interpreter busy."""
 SAMPLES = 400
 """How many lines a first answer takes from a file that is larger."""
 _LINE_BYTES = 4096
@@ -92,7 +96,8 @@ class MetricsIndex:
     def _read_in_background(self) -> None:
         with self._lock:
             if self._reader is None or not self._reader.is_alive():
-                self._reader = threading.Thread(target=self.columns, name="metrics", daemon=True)
+                self._reader = threading.Timer(BACKGROUND_SECONDS, self.columns)
+                self._reader.daemon = True
                 self._reader.start()
 
     def _sampled(self) -> dict[str, Column]:
@@ -125,8 +130,7 @@ class MetricsIndex:
         if end:
             self._position += end
             self._arrays = None
-            for line in _decode_all(data[:end]):
-                _append(self._rows, line)
+            _extend(self._rows, _decode_all(data[:end]))
 
     def _start_again_if_replaced(self, file: Any) -> None:
         size, inode = file.seek(0, 2), _inode(self._path)
@@ -156,6 +160,27 @@ def _decode(line: bytes) -> list[MetricsLine]:
         return []
 
 
+def _extend(rows: dict[str, list[float]], lines: list[MetricsLine]) -> None:
+    """Add lines, all at once if they continue the steps and have the known metrics, as almost all do."""
+    steps = [line.step for line in lines]
+    last = rows["step"][-1] if rows["step"] else -1
+    if not all(map(operator.lt, [last, *steps], steps)):
+        for line in lines:
+            _append(rows, line)
+        return
+    count = len(rows["step"])
+    for name in FIXED:
+        rows[name] += [_float(getattr(line, name)) for line in lines]
+    for name in {name for line in lines for name in line.metrics} - set(rows):
+        rows[name] = [math.nan] * count
+    for name in set(rows) - set(FIXED):
+        rows[name] += [_float(line.metrics.get(name)) for line in lines]
+
+
+def _float(value: object) -> float:
+    return float(value) if type(value) in (int, float) else math.nan  # type: ignore[arg-type]  # a number
+
+
 def _append(rows: dict[str, list[float]], line: MetricsLine) -> None:
     """Add a line; the steps from this one on, if there are any, were lost and are removed first."""
     steps = rows["step"]
@@ -163,16 +188,13 @@ def _append(rows: dict[str, list[float]], line: MetricsLine) -> None:
         for values in rows.values():
             values.pop()
     for name in FIXED:
-        value = getattr(line, name)
-        rows[name].append(float("nan") if value is None else float(value))
+        rows[name].append(_float(getattr(line, name)))
     for name in line.metrics:
         if name not in rows and name not in FIXED:
-            rows[name] = [float("nan")] * (len(steps) - 1)
+            rows[name] = [math.nan] * (len(steps) - 1)
     for name, values in rows.items():
         if name not in FIXED:
-            number = line.metrics.get(name)
-            is_number = isinstance(number, int | float) and not isinstance(number, bool)
-            values.append(float(number) if is_number else float("nan"))  # type: ignore[arg-type]  # a number
+            values.append(_float(line.metrics.get(name)))
 
 
 def throughput(columns: dict[str, Column]) -> Column:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import time
 from datetime import UTC, datetime
+from importlib.resources import files
 from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from tensorforge.dashboard.charts import UNKNOWN, number
 
@@ -38,10 +40,19 @@ class PageRenderer:
 
     def __init__(self) -> None:
         self._environment = make_environment()
+        for name in self._environment.list_templates():
+            self._environment.get_template(name)  # compiled now, not when somebody waits
 
     def render(self, template: str, /, **values: Any) -> str:
         """The text of a template with these values."""
         return self._environment.get_template(template).render(**values)
+
+
+def stylesheet() -> Markup:
+    """The style of the pages, for a page that is one file."""
+    return Markup(  # noqa: S704  a file of this package
+        (files("tensorforge.dashboard") / "static" / "dashboard.css").read_text(encoding="utf-8")
+    )
 
 
 def show_size(count: float | None) -> str:

@@ -69,6 +69,10 @@ class RunSource:
         self.folder = folder
         self.metrics = MetricsIndex(Path(os.devnull) if folder is None else folder / METRICS_FILE)
         self._address, self._token = address, token
+        # Paths as text: the list of runs looks at each of them, and making a `Path` costs more than that.
+        self._run_file = "" if folder is None else str(folder / RUN_FILE)
+        self._metrics_file = "" if folder is None else str(folder / METRICS_FILE)
+        self._ended_record: RunRecord | None = None
         self._lock = threading.Lock()
         self._record: tuple[int, RunRecord | None] = (-1, None)
         self._last: tuple[tuple[int, int], MetricsLine | None] = ((-1, -1), None)
@@ -78,9 +82,9 @@ class RunSource:
     def summary(self) -> RunSummary:
         """The line in the list of runs, from the folder alone if there is one."""
         record, last = self.record(), self._last_line()
-        is_running = record is not None and record.launcher.is_running()
         if self.folder is None:
             return self._summary_of_coordinator()
+        is_running = self._is_running(record)
         return RunSummary(
             run_id=self.run_id,
             script="" if record is None else Path(record.script).name,
@@ -88,7 +92,7 @@ class RunSource:
             workers=len(record.workers) if record is not None and is_running else 0,
             step=None if last is None else last.step,
             loss=_loss(last),
-            updated=last.time if last is not None else _modified(self.folder / RUN_FILE) / 1e9,
+            updated=last.time if last is not None else self._record[0] / 1e9,
         )
 
     def snapshot(self) -> RunSnapshot:
@@ -118,7 +122,7 @@ class RunSource:
         """The processes of the run, as its launcher wrote them last."""
         if self.folder is None:
             return None
-        modified = _modified(self.folder / RUN_FILE)
+        modified = _modified(self._run_file)
         if modified != self._record[0]:
             record = None
             with contextlib.suppress(NotFoundError, EncodingError):
@@ -130,7 +134,7 @@ class RunSource:
         """A connection to the coordinator; `UnavailableError` if the run has none now."""
         record = self.record()
         address = self._address
-        if record is not None and record.launcher.is_running():
+        if record is not None and self._is_running(record):
             address = record.coordinator_address
         if address is None:
             raise UnavailableError("the run has no coordinator: it is not active")
@@ -166,11 +170,19 @@ class RunSource:
                 self._client[1].close()
                 self._client = None
 
+    def _is_running(self, record: RunRecord | None) -> bool:
+        """Whether the launcher of the record runs; one that has ended is not looked up again."""
+        if record is None or record is self._ended_record:
+            return False
+        is_running = record.launcher.is_running()
+        self._ended_record = None if is_running else record
+        return is_running
+
     def _last_line(self) -> MetricsLine | None:
         if self.folder is None:
             return None
         try:
-            facts = (self.folder / METRICS_FILE).stat()
+            facts = os.stat(self._metrics_file)  # noqa: PTH116  see above
         except OSError:
             return None
         stamp = (facts.st_size, facts.st_mtime_ns)
@@ -233,7 +245,7 @@ class RunSources:
         for address in self.coordinators:
             if address not in self._known:
                 self._known[address] = RunSource(address, address=address, token=self.token)
-        gone = [s.run_id for s in self._known.values() if s.folder and not s.folder.is_dir()]
+        gone = [s.run_id for s in self._known.values() if s.folder and not os.path.isdir(s.folder)]  # noqa: PTH112
         for run_id in gone:
             self._known.pop(run_id).close()
         return [*self._known.values()]
@@ -260,7 +272,9 @@ class RunSources:
                 continue
             with contextlib.suppress(OSError), os.scandir(root) as entries:
                 for entry in entries:
-                    if entry.is_dir() and (entry.name in self._known or _is_run(Path(entry.path))):
+                    if entry.name in self._known or not entry.is_dir():
+                        continue
+                    if _is_run(Path(entry.path)):
                         yield entry.name, Path(entry.path)
 
 
@@ -268,9 +282,9 @@ def _is_run(folder: Path) -> bool:
     return (folder / RUN_FILE).exists() or (folder / METRICS_FILE).exists()
 
 
-def _modified(path: Path) -> int:
+def _modified(path: str | Path) -> int:
     try:
-        return path.stat().st_mtime_ns
+        return os.stat(path).st_mtime_ns  # noqa: PTH116  the path may be text
     except OSError:
         return 0
 

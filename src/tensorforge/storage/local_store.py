@@ -44,7 +44,8 @@ from tensorforge.storage.staged_file import (
 from tensorforge.storage.system_calls import SystemCalls
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+# O_NONBLOCK: opening a FIFO would wait for its writer. It changes nothing for regular files.
+_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _ATTEMPTS = 100
 _SMALL_READ = 64 << 10
 
@@ -319,6 +320,6 @@ def _walk(folder: Path, key: str, prefix: str) -> Iterator[BlobInfo]:
             inside = f"{name}/"
             if inside.startswith(prefix) or prefix.startswith(inside):
                 yield from _walk(folder / entry.name, inside, prefix)
-        elif name.startswith(prefix):
+        elif name.startswith(prefix) and entry.is_file(follow_symlinks=False):
             with contextlib.suppress(FileNotFoundError, TensorForgeError):
                 yield info_of(validate_key(name), entry.stat(follow_symlinks=False))

@@ -118,7 +118,9 @@ def test_the_page_needs_no_other_file_and_escapes_what_it_shows(report, evidence
     report.save(tmp_path, evidence, report.check(evidence))
     page = (tmp_path / "demo.html").read_text()
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
-    assert "data:image/png;base64," in page
+    assert page.count("<svg") == 2
+    assert " src=" not in page
+    assert "<link" not in page
     assert "&lt;start&gt;" in page
     assert "All claims hold." in page
     report.save(tmp_path, evidence, [report.Claim("two is three", False)])

@@ -31,6 +31,7 @@ def test_a_worker_finds_its_run_in_its_environment(tmp_path):
     assert found["TENSORFORGE_WORKER_ID"] == "worker-1"
     assert found["TENSORFORGE_COORDINATOR"] == "127.0.0.1:5"
     assert found["TENSORFORGE_TOKEN"] == "tf_x"
+    assert "TENSORFORGE_CONFIG" not in found, "the coordinator sends it"
     assert settings.worker_words() == (str(Path(__file__)), "-x")
     by_module = LaunchSettings(script="job", as_module=True, run_dir=tmp_path)
     assert by_module.worker_words() == ("-m", "job")

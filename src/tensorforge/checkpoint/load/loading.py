@@ -48,7 +48,7 @@ from tensorforge.checkpoint.parallel import Deadline
 from tensorforge.checkpoint.ranks.coordinators import DistributedCoordinator
 from tensorforge.checkpoint.ranks.rounds import Failure, Round, failure_of
 from tensorforge.checkpoint.validator import CheckpointValidator
-from tensorforge.errors import CheckpointError, CheckpointErrorType
+from tensorforge.errors import CheckpointError, CheckpointErrorType, TensorForgeError
 from tensorforge.storage.blobs import BlobStore
 
 _LOAD_FAILED = CheckpointErrorType.LOAD_FAILED
@@ -145,8 +145,8 @@ class Loader:
             for prefix in candidates:
                 try:
                     manifest = self._validated(prefix, options)
-                except CheckpointError as error:
-                    if options.checkpoint_prefix is not None or error.type not in _FALL_BACK:
+                except TensorForgeError as error:
+                    if options.checkpoint_prefix is not None or not _may_fall_back(error):
                         raise
                     skipped.append(Rejected(prefix, str(error)))
                 else:
@@ -344,3 +344,10 @@ def _random_digest(manifest: CheckpointManifest) -> str:
         for chunk in tensor.chunks
     ]
     return checksum("".join(contents).encode())
+
+
+def _may_fall_back(error: TensorForgeError) -> bool:
+    """Whether an older checkpoint may be loaded instead: only this one is damaged or cannot be read."""
+    if isinstance(error, CheckpointError):
+        return error.type in _FALL_BACK
+    return store_index.is_unreadable(error)

@@ -8,6 +8,7 @@ import secrets
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Iterator
 from typing import Final, Self
 
@@ -39,6 +40,8 @@ from tensorforge.errors import (
 )
 
 _MAX_UNREAD_PIECES: Final = 16
+_SECONDS_FOR_TOKEN: Final = 0.5
+"""A connection that shows no token for so long is ended as soon as another one needs its place."""
 
 
 class ShardServer:
@@ -46,8 +49,9 @@ class ShardServer:
 
     A peer must know `token` and be of this server's generation. A peer of an older generation gets a
     `StaleGenerationError`; one of a newer generation gets an `UnavailableError` and tries again, because
-    this worker has yet to learn of that generation. Beyond `max_connections` connections are closed at once,
-    and the peer tries again. Without a token only loopback addresses are allowed.
+    this worker has yet to learn of that generation. Beyond `max_connections`, the oldest connection that
+    has shown no token for half a second makes room. If there is none, the new connection is closed, and
+    the peer tries again. Without a token only loopback addresses are allowed.
     """
 
     def __init__(
@@ -72,6 +76,9 @@ class ShardServer:
         self._generation = generation
         self._lock = threading.Lock()
         self._active: dict[threading.Thread, socket.socket] = {}
+        # When those arrived who have not shown the token yet, in the order of their arrival.
+        self._strangers: dict[threading.Thread, float] = {}
+        self._leaving: list[threading.Thread] = []  # told to end, so that others have room
         self._closed = False
         self.bytes_sent = 0
         try:
@@ -108,13 +115,14 @@ class ShardServer:
                 return
             self._closed = True
             active = dict(self._active)
+            leaving = list(self._leaving)
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         for connection in active.values():
             shut_down(connection)
         self._thread.join()
         self._listener.close()
-        for thread in active:
+        for thread in (*active, *leaving):
             thread.join()
 
     def _accept(self) -> None:
@@ -135,13 +143,24 @@ class ShardServer:
                 if self._closed:
                     connection.close()
                     return
-                busy = len(self._active) >= self._max_connections
+                busy = len(self._active) >= self._max_connections and not self._make_room()
                 if not busy:
                     self._active[thread] = connection
+                    self._strangers[thread] = time.monotonic()
             if busy:
                 connection.close()  # the peer sees a closed connection and tries again later
             else:
                 thread.start()
+
+    def _make_room(self) -> bool:
+        """End the oldest connection that has not shown the token in time; `False`: there is none."""
+        thread = next(iter(self._strangers), None)
+        if thread is None or time.monotonic() - self._strangers[thread] < _SECONDS_FOR_TOKEN:
+            return False
+        del self._strangers[thread]
+        shut_down(self._active.pop(thread))
+        self._leaving.append(thread)
+        return True
 
     def _serve(self, raw: socket.socket, peer: str) -> None:
         try:
@@ -149,7 +168,11 @@ class ShardServer:
                 self._answer(Connection(sock, peer))
         finally:
             with self._lock:
-                self._active.pop(threading.current_thread(), None)
+                thread = threading.current_thread()
+                self._active.pop(thread, None)
+                self._strangers.pop(thread, None)
+                if thread in self._leaving:
+                    self._leaving.remove(thread)
 
     @contextlib.contextmanager
     def _secured(self, raw: socket.socket) -> Iterator[socket.socket]:
@@ -169,9 +192,10 @@ class ShardServer:
     def _register(self, sock: socket.socket) -> None:
         """Let `close` end this TLS socket, which has replaced the accepted socket."""
         with self._lock:
-            if self._closed:
-                raise ClosedError("the shard server was closed")
-            self._active[threading.current_thread()] = sock
+            thread = threading.current_thread()
+            if self._closed or thread not in self._active:
+                raise ClosedError("the shard server was closed, or needs the room for others")
+            self._active[thread] = sock
 
     def _answer(self, connection: Connection) -> None:
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -182,6 +206,8 @@ class ShardServer:
                 return  # a client that speaks TLS learns the reason from the greeting
             request = connection.receive(ShardRequest, self._credentials, nonce)
             client_nonce = request.nonce
+            with self._lock:
+                self._strangers.pop(threading.current_thread(), None)
             self._check(request)
             stream = self._store.open_range(request.start, request.stop)
             offset = _agreed_offset(stream, request)

@@ -545,6 +545,20 @@ def test_a_crowd_is_served_a_few_at_a_time(place, samples):
     assert same(store, samples, 0, 120)
 
 
+def test_silent_connections_do_not_keep_peers_out(place, samples):
+    source, _ = place.source("one", (0, 120), max_connections=2)
+    store = place.store("mine")
+    patient = RetryPolicy(max_attempts=10_000, base_delay=0.01, max_delay=0.01)
+    address = source.hostname, source.port
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            stack.enter_context(socket.create_connection(address))
+        began = time.monotonic()
+        place.manager(store, retry=patient).transfer(move(source, 0, 10))
+        assert time.monotonic() - began < 9  # the server's own timeout is 10 s
+    assert same(store, samples, 0, 10)
+
+
 def test_the_measured_rate_feeds_the_next_plans_estimates(place):
     source, _ = place.source("one", (0, 120))
     manager = place.manager(place.store("mine"))
