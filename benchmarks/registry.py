@@ -41,9 +41,18 @@ from workloads.registry_servers import (
 )
 
 READS_AIM, CREATES_AIM, FLAT_AIM = 10.0, 5.0, 1.5
-READS = ("get version", "get by alias", "search one model", "search by tag")
-CREATES = ("create model", "create version")
-WRITES = ("set alias",)
+READS = (
+    *("get version", "get by alias", "search one model", "search by tag", "get model"),
+    *("search models", "latest versions", "download uri", "get model with many aliases"),
+    "list webhooks",
+)
+CREATES = ("create model", "create version", "create and delete webhook")
+WRITES = (
+    *("set alias", "delete alias", "set model tag", "delete model tag", "set version tag"),
+    *("delete version tag", "update model", "update version", "transition stage"),
+    *("rename model and back", "create and delete model", "create and delete version"),
+)
+MANY_ALIASES = 300
 LIMIT = "limit (/healthz)"
 CLIENTS = 4
 
@@ -96,7 +105,8 @@ def operations(
         body = {"name": f"m{number % models}", "source": "s3://b/x", "tags": tags}
         return client.call("POST", f"{API}/model-versions/create", body)
 
-    return {
+    more = _more_operations(client, server, unique)
+    return more | {
         "set alias": set_alias,
         "get version": version,
         "get by alias": alias,
@@ -105,6 +115,95 @@ def operations(
         "create model": create_model,
         "create version": create_version,
         LIMIT: lambda _: client.call("GET", server.health),
+    }
+
+
+def _more_operations(
+    client: Client, server: Server, unique: str
+) -> dict[str, Callable[[int], Any]]:
+    """The operations of MLflow's registry that the other function does not have."""
+    models, each = server.models, server.versions_each
+
+    def name(number: int) -> str:
+        return f"m{number % models}"
+
+    def place(number: int) -> dict[str, str]:
+        return {"name": name(number), "version": str(number * 7 % each + 1)}
+
+    def post(path: str, method: str = "POST", **body: Any) -> Any:
+        return client.call(method, f"{API}/{path}", body)
+
+    def created_and_deleted(number: int) -> Any:
+        named = f"gone-{unique}-{number}"
+        post("registered-models/create", name=named)
+        return post("registered-models/delete", "DELETE", name=named)
+
+    def version_created_and_deleted(number: int) -> Any:
+        made = post("model-versions/create", name=name(number), source="s3://b/x")
+        found = made["model_version"]["version"]
+        return post("model-versions/delete", "DELETE", name=name(number), version=found)
+
+    def renamed_and_back(number: int) -> Any:
+        other = f"other-{unique}-{number}"
+        post("registered-models/rename", name=name(number), new_name=other)
+        return post("registered-models/rename", name=other, new_name=name(number))
+
+    def webhook(number: int) -> Any:
+        events = [{"entity": "MODEL_VERSION", "action": "CREATED"}]
+        url = "https://hooks.example.com/"
+        made = post("webhooks", name=f"hook-{unique}-{number}", url=url, events=events)
+        return post(f"webhooks/{made['webhook']['webhook_id']}", "DELETE")
+
+    def many_aliases(number: int) -> Any:
+        if number == 0:
+            post("registered-models/create", name=f"aliases-{unique}")
+            post("model-versions/create", name=f"aliases-{unique}", source="s3://b/x")
+            for n in range(MANY_ALIASES):
+                named = {"name": f"aliases-{unique}", "alias": f"a-{n}", "version": "1"}
+                post("registered-models/alias", **named)
+        return client.call("GET", get("registered-models/get", name=f"aliases-{unique}"))
+
+    def stage(number: int) -> Any:
+        goal = ("Archived", "None")[number // models % 2]
+        return post("model-versions/transition-stage", stage=goal, **place(number % models))
+
+    return {
+        "get model": lambda n: client.call("GET", get("registered-models/get", name=name(n))),
+        "search models": lambda _: client.call(
+            "GET", get("registered-models/search", max_results="100")
+        ),
+        "latest versions": lambda n: post("registered-models/get-latest-versions", name=name(n)),
+        "download uri": lambda n: client.call(
+            "GET", get("model-versions/get-download-uri", **place(n))
+        ),
+        "get model with many aliases": many_aliases,
+        "list webhooks": lambda _: client.call("GET", f"{API}/webhooks"),
+        "create and delete webhook": webhook,
+        "delete alias": lambda n: post(
+            "registered-models/alias", "DELETE", name=name(n), alias=f"none-{n}"
+        ),
+        "set model tag": lambda n: post(
+            "registered-models/set-tag", name=name(n), key="k", value=str(n)
+        ),
+        "delete model tag": lambda n: post(
+            "registered-models/delete-tag", "DELETE", name=name(n), key="none"
+        ),
+        "set version tag": lambda n: post(
+            "model-versions/set-tag", key="k", value=str(n), **place(n)
+        ),
+        "delete version tag": lambda n: post(
+            "model-versions/delete-tag", "DELETE", key="none", **place(n)
+        ),
+        "update model": lambda n: post(
+            "registered-models/update", "PATCH", name=name(n), description=str(n)
+        ),
+        "update version": lambda n: post(
+            "model-versions/update", "PATCH", description=str(n), **place(n)
+        ),
+        "transition stage": stage,
+        "rename model and back": renamed_and_back,
+        "create and delete model": created_and_deleted,
+        "create and delete version": version_created_and_deleted,
     }
 
 

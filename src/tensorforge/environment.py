@@ -196,6 +196,20 @@ REGISTRY = Variable(
     meaning="SQLite file or database URL of the model registry; in place of `--database`.",
     default="registry.db",
 )
+SECRETS_KEY = Variable(
+    name="TENSORFORGE_SECRETS_KEY",
+    kind=TEXT,
+    reader=Reader.USER,
+    meaning="The key that encrypts the registry's webhook secrets: any text with at least 16 characters.",
+    otherwise="The key is in the file that `TENSORFORGE_SECRETS_KEY_FILE` names.",
+)
+SECRETS_KEY_FILE = Variable(
+    name="TENSORFORGE_SECRETS_KEY_FILE",
+    kind=PATH,
+    reader=Reader.USER,
+    meaning="A file with the key that encrypts the registry's webhook secrets.",
+    otherwise="An SQLite registry creates a key file beside its database; PostgreSQL needs a key.",
+)
 COORDINATOR_SETTINGS = Variable(
     name="TENSORFORGE_COORDINATOR_SETTINGS",
     kind=JSON,

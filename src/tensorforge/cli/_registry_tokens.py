@@ -17,7 +17,7 @@ from tensorforge.cli._registry_output import (
 )
 from tensorforge.cli._tables import console, table_of
 from tensorforge.registry import ModelRegistry
-from tensorforge.registry.tokens import DatabaseTokens, Scope
+from tensorforge.registry.tokens import DatabaseTokens
 
 app = typer.Typer(help="Tokens for the service.", no_args_is_help=True)
 
@@ -25,7 +25,13 @@ app = typer.Typer(help="Tokens for the service.", no_args_is_help=True)
 @app.command("create")
 def create_token(
     name: Annotated[str, typer.Argument(help="Who will use the token.")],
-    scope: Annotated[list[Scope], typer.Option(help="What the token may do; may be repeated.")],
+    scope: Annotated[
+        list[str],
+        typer.Option(
+            help="What the token may do, such as registry:read; registry:promote:ranker* only for models "
+            "whose names match the pattern. May be repeated."
+        ),
+    ],
     days: Annotated[float | None, typer.Option(help="How many days the token is valid.")] = None,
     database: Database = DEFAULT,
     as_json: AsJson = False,
@@ -34,7 +40,7 @@ def create_token(
     lifetime = None if days is None else timedelta(days=days)
     with ModelRegistry(database) as registry:
         tokens = DatabaseTokens(registry.database)
-        made = tokens.issue(name, [each.value for each in scope], lifetime=lifetime)
+        made = tokens.issue(name, scope, lifetime=lifetime)
     typer.echo(json.dumps({"token": made}) if as_json else made)
 
 

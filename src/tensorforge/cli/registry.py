@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +32,7 @@ from tensorforge.cli._registry_output import (
     when,
 )
 from tensorforge.cli._tables import console, table_of
-from tensorforge.errors import InvalidInputError
+from tensorforge.errors import IntegrityError, InvalidInputError
 from tensorforge.registry import (
     Actor,
     Bump,
@@ -39,12 +42,14 @@ from tensorforge.registry import (
     ModelRegistry,
     Sla,
 )
+from tensorforge.registry.anchoring import read_heads, write_anchor
 from tensorforge.registry.database.writes.transitions import FORCE
+from tensorforge.registry.domain import signatures
 from tensorforge.registry.domain.deployment_lifecycle import DEPLOYMENT_LIFECYCLE
 from tensorforge.registry.domain.versions import require_version
 from tensorforge.registry.export import Registration, register_checkpoint, register_weights
 from tensorforge.registry.model_registry import local_actor
-from tensorforge.registry.weights import describe_weights
+from tensorforge.registry.weights import describe_weights, require_checksum
 from tensorforge.storage.blobs import BlobStore
 
 app = typer.Typer(help="Models, their versions, states and history.", no_args_is_help=True)
@@ -480,11 +485,19 @@ def sla(
     model: Model,
     max_latency_ms: Annotated[float, typer.Option(help="The highest p99 latency.")],
     min_accuracy: Annotated[float, typer.Option(help="The lowest accuracy.")],
+    signed_by: Annotated[
+        list[str] | None,
+        typer.Option(help="A public key by which versions must be signed; may be repeated."),
+    ] = None,
     database: Database = DEFAULT,
     as_json: AsJson = False,
 ) -> None:
     """Set the limits that a version must meet to enter staging or production."""
-    limits = Sla(max_latency_ms=max_latency_ms, min_accuracy=min_accuracy)
+    limits = Sla(
+        max_latency_ms=max_latency_ms,
+        min_accuracy=min_accuracy,
+        signed_by=tuple(signed_by or ()),
+    )
     with open_existing(database) as registry:
         registry.set_sla(model, limits)
     if as_json:
@@ -494,11 +507,112 @@ def sla(
 
 
 @app.command()
-def audit(database: Database = DEFAULT, as_json: AsJson = False) -> None:
-    """Recompute the hashes of the audit; exit with 1 and name the row if one was tampered with."""
+def audit(
+    since: Annotated[
+        str | None,
+        typer.Option(
+            help="A head that was noted earlier and that the audit must still contain: SEQUENCE:HASH, or a "
+            "file with noted heads."
+        ),
+    ] = None,
+    database: Database = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Recompute the hashes of the audit and compare the tables with it.
+
+    Exits with 1 and names the row, version or alias that was tampered with.
+    """
+    known = [] if since is None else read_heads(since)
     with open_existing(database) as registry:
-        head = registry.verify_audit()
+        head = registry.verify_audit(*known)
     if as_json:
         print_json(head)
         return
-    typer.echo(f"The audit is intact: {head.sequence} rows, head {head.hash}")
+    typer.echo(f"The audit is intact: {head.sequence} rows, head {head.sequence}:{head.hash}")
+
+
+@app.command()
+def anchor(
+    to: Annotated[
+        str, typer.Argument(help="A file, the URL of a blob store, or an http or https URL.")
+    ],
+    database: Database = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Note the audit's head outside the database, so that even a rewritten audit shows."""
+    with open_existing(database) as registry:
+        head = registry.verify_audit()
+    write_anchor(head, to, datetime.now(UTC), allow_private=True)
+    if as_json:
+        print_json(head)
+        return
+    typer.echo(f"Noted {head.sequence}:{head.hash} at {to}")
+
+
+@app.command()
+def keygen(
+    key: Annotated[Path, typer.Argument(help="The file for the new private key.")],
+    as_json: AsJson = False,
+) -> None:
+    """Create a key for signatures; the public key is printed."""
+    private = signatures.new_private_key()
+    descriptor = os.open(key, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(private + "\n")
+    public = signatures.public_key_of(private)
+    typer.echo(json.dumps({"public_key": public}) if as_json else public)
+
+
+@app.command()
+def sign(
+    model: Model,
+    version: Version,
+    key: Annotated[Path, typer.Option(help="The file with the private key: `registry keygen`.")],
+    database: Database = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Sign a version's checksum and metadata."""
+    private = key.read_text(encoding="ascii").strip()
+    with open_existing(database) as registry:
+        metadata = registry.resolve(model, version)
+        signature = signatures.sign_version(metadata, private)
+        public = signatures.public_key_of(private)
+        done = registry.sign_version(model, metadata.version, signature, public)
+    if as_json:
+        print_json({"signature": done.signature, "signed_by": done.signed_by})
+        return
+    typer.echo(f"Signed {model} {metadata.version} by {public}")
+
+
+@app.command()
+def verify(
+    model: Model,
+    version: Version,
+    key: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A public key that is trusted; may be repeated. By default those of the SLA."
+        ),
+    ] = None,
+    weights: Annotated[
+        Path | None, typer.Option(help="The weights, to compare with the registered checksum.")
+    ] = None,
+    database: Database = DEFAULT,
+    as_json: AsJson = False,
+) -> None:
+    """Check a version's signature, and its weights if they are given; exit with 1 if one does not fit."""
+    with open_existing(database) as registry:
+        metadata = registry.resolve(model, version)
+        limits = registry.get_model(model).sla
+    trusted = key or (limits.signed_by if limits is not None else ())
+    if not trusted:
+        raise InvalidInputError("name a trusted key by --key, or in the model's SLA")
+    problem = signatures.signature_problem(metadata, trusted)
+    if problem is not None:
+        raise IntegrityError(f"{model} {metadata.version}: {problem}")
+    if weights is not None:
+        require_checksum(describe_weights(weights), metadata.checksum)
+    if as_json:
+        print_json({"signed_by": metadata.signed_by, "checksum": metadata.checksum})
+        return
+    typer.echo(f"{model} {metadata.version} is signed by {metadata.signed_by}")

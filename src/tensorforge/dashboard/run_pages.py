@@ -142,7 +142,7 @@ class RunPages:
         return {f"run-{name}": render(f"_run_{name}.html", **values) for name in names}
 
     async def scale(self, request: Request) -> Response:
-        """Ask for a number of workers; refused if the target was set since the page was made."""
+        """Ask for a number of workers; the newest request counts."""
         source, fields = await self._order(request)
         workers = whole(fields, "workers")
         await self._context.run(lambda: source.client().scale(workers, fields["by"]))

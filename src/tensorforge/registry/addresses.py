@@ -12,6 +12,8 @@ import socket
 from collections.abc import Callable
 from urllib.parse import SplitResult, urlsplit
 
+import httpx
+
 from tensorforge.errors import InvalidInputError, PermissionDeniedError, UnavailableError
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -29,7 +31,8 @@ def check_target(url: str, *, allow_private: bool = False) -> SplitResult:
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
+        httpx.URL(url)
+    except (ValueError, httpx.InvalidURL) as error:
         raise InvalidInputError(f"{url[:80]!r} is not a URL: {error}") from error
     if parts.scheme not in _PORTS or not parts.hostname:
         raise InvalidInputError(f"{url[:80]!r}: a webhook needs an http or https URL with a host")

@@ -15,7 +15,7 @@ from tensorforge.errors import AlreadyExistsError
 from tensorforge.registry.database import audit
 from tensorforge.registry.database.reads.registry_reader import Clock, RegistryReader
 from tensorforge.registry.database.rows import find_model, read_model, to_metadata
-from tensorforge.registry.database.tables import MODEL_TAGS, SCHEMA
+from tensorforge.registry.database.tables import SCHEMA
 from tensorforge.registry.database.times import from_micros, to_micros
 from tensorforge.registry.database.writes import descriptions, labels, registering, removing
 from tensorforge.registry.database.writes.changes import Change
@@ -25,6 +25,7 @@ from tensorforge.registry.database.writes.idempotency import (
     version_created_before,
     was_answered,
 )
+from tensorforge.registry.database.writes.stage_moves import StageRequest, enter_stage
 from tensorforge.registry.database.writes.transitions import (
     TransitionRequest,
     make_transitions,
@@ -174,9 +175,8 @@ class ModelRegistry(RegistryReader):
             if was_answered(connection, request_key):
                 return read_model(connection, model_id)
             change = registering.create_model(
-                connection, model_id, who, now_us, description=description
+                connection, model_id, who, now_us, description=description, tags=checked
             )
-            labels.insert_tags(connection, MODEL_TAGS, "model_key", change.model["key"], checked)
             if sla is not None:
                 descriptions.set_sla(change, sla)
             remember(change, request_key, None)
@@ -220,6 +220,20 @@ class ModelRegistry(RegistryReader):
             descriptions.describe_version(change, change.find_version(version), description)
             return to_metadata(change.find_version(version))
 
+    def sign_version(
+        self,
+        model_id: str,
+        version: ModelVersion,
+        signature: str,
+        public_key: str,
+        *,
+        actor: Actor | None = None,
+    ) -> ModelMetadata:
+        """Store a signature that `signatures.sign_version` made; `IntegrityError` if it does not fit."""
+        with self._change(model_id, actor) as change:
+            descriptions.sign_version(change, change.find_version(version), signature, public_key)
+            return to_metadata(change.find_version(version))
+
     def rename_model(
         self, model_id: str, new_id: str, *, actor: Actor | None = None
     ) -> RegisteredModel:
@@ -253,11 +267,22 @@ class ModelRegistry(RegistryReader):
             labels.change_tags(change, row, put or {}, drop)
 
     def set_alias(
-        self, model_id: str, alias: str, version: ModelVersion, *, actor: Actor | None = None
+        self,
+        model_id: str,
+        alias: str,
+        version: ModelVersion,
+        *,
+        actor: Actor | None = None,
+        protected: bool = False,
+        force: bool = False,
     ) -> None:
-        """Point an alias at a version. An alias that points at another version is replaced."""
+        """Point an alias at a version. An alias that points at another version is replaced.
+
+        A `protected` alias may point only at a version in canary or production, else `ConflictError`; `force`
+        overrides that, and the audit shows it.
+        """
         with self._change(model_id, actor) as change:
-            labels.set_alias(change, alias, version)
+            labels.set_alias(change, alias, version, protected=protected, force=force)
 
     def delete_alias(self, model_id: str, alias: str, *, actor: Actor | None = None) -> None:
         """Remove an alias; `NotFoundError` if there is none."""
@@ -304,6 +329,22 @@ class ModelRegistry(RegistryReader):
         """Make several transitions in one transaction, each with its audit row; all of them or none."""
         with self._change(model_id, actor) as change:
             return make_transitions(change, version, path, request)
+
+    def enter_stage(
+        self,
+        model_id: str,
+        version: ModelVersion,
+        request: StageRequest,
+        *,
+        actor: Actor | None = None,
+    ) -> ModelMetadata:
+        """Take a version into one of MLflow's stages, with all that this causes, in one transaction.
+
+        Returns the version as it is stored when the transaction ends. Missing evidence is overridden if the
+        actor has the scope `registry:force`, and the audit shows it.
+        """
+        with self._change(model_id, actor) as change:
+            return enter_stage(change, version, request)
 
     def rollback(
         self,

@@ -8,6 +8,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from enum import Enum
+from fnmatch import fnmatchcase
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,6 +35,37 @@ class Scope(Enum):
     """Override missing evidence, with a reason."""
     ADMIN = "registry:admin"
     """Delete and rename, set SLAs, manage webhooks."""
+
+
+def allows(scopes: Iterable[str], scope: Scope, model_id: str | None = None) -> bool:
+    """Whether these scopes of a token include `scope` for a model; without a model, for all of them.
+
+    `registry:promote:ranker*` includes `registry:promote` for the models whose names match `ranker*`.
+    """
+    for each in scopes:
+        if each == scope.value:
+            return True
+        prefix, pattern = f"{scope.value}:", each.removeprefix(f"{scope.value}:")
+        if model_id is not None and each.startswith(prefix) and fnmatchcase(model_id, pattern):
+            return True
+    return False
+
+
+def granted(scopes: Iterable[str], model_id: str | None) -> frozenset[str]:
+    """The scopes that a token has for a model, each without its pattern."""
+    given = tuple(scopes)
+    return frozenset(scope.value for scope in Scope if allows(given, scope, model_id))
+
+
+def _check_scope(text: str) -> str:
+    base = ":".join(text.split(":")[:2])
+    known = [scope.value for scope in Scope]
+    if base not in known or text.endswith(":") or any(c.isspace() for c in text):
+        raise InvalidInputError(
+            f"{text[:80]!r} is no scope; these are: {', '.join(known)}, each also for models whose names "
+            "match a pattern, such as registry:promote:ranker*"
+        )
+    return text
 
 
 class DatabaseTokens:
@@ -65,13 +97,8 @@ class DatabaseTokens:
         now: datetime | None = None,
     ) -> str:
         """Create a token and return it. Only its hash is stored, so it cannot be shown again."""
-        granted = list(scopes)
-        unknown = sorted(set(granted) - {scope.value for scope in Scope})
-        if unknown:
-            known = ", ".join(scope.value for scope in Scope)
-            raise InvalidInputError(f"{unknown[0]!r} is no scope; these are: {known}")
         store = TokenStore()
-        token = store.issue(name, granted, lifetime=lifetime, now=now)
+        token = store.issue(name, map(_check_scope, scopes), lifetime=lifetime, now=now)
         (record,) = store.records()
         with self._database.write() as connection:
             connection.execute(TOKENS.insert().values(_to_row(record)))
@@ -92,6 +119,11 @@ class DatabaseTokens:
         if cached is not None:
             return cached.find(token_id)
         return next(iter(self._load(token_id)), None)
+
+    def has_seen(self, token: str) -> bool:
+        """Whether the token's id belongs to a token that was found here before."""
+        with self._lock:
+            return _id_of(token) in self._cache
 
     def _cached(self, token_id: str) -> TokenStore | None:
         with self._lock:

@@ -88,12 +88,16 @@ class Database:
         return engine
 
     def create(self, schema: sa.MetaData) -> None:
-        """Create the schema's missing tables and indexes; several processes may do so at the same time."""
+        """Create the schema's missing tables, columns and indexes; several processes may do so at once.
+
+        A column can be added to an existing table only if it is nullable or has a default in the database.
+        """
         with self.write() as connection:
             if not self.is_sqlite:
                 key = zlib.crc32(b"tensorforge.schema")
                 connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
             schema.create_all(connection)
+            _add_missing_columns(connection, schema)
 
     @contextlib.contextmanager
     def read(self) -> Iterator[sa.Connection]:
@@ -286,6 +290,17 @@ class Database:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _add_missing_columns(connection: sa.Connection, schema: sa.MetaData) -> None:
+    """Add the columns that a database of an earlier release lacks."""
+    found = sa.inspect(connection)
+    for table in schema.sorted_tables:
+        present = {column["name"] for column in found.get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in present:
+                definition = sa.schema.CreateColumn(column).compile(dialect=connection.dialect)
+                connection.execute(sa.text(f"ALTER TABLE {table.name} ADD COLUMN {definition}"))
 
 
 def _parse(url: str | Path) -> sa.URL:

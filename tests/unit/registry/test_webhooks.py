@@ -1,13 +1,17 @@
 import ipaddress
 import json
+import socket
+import threading
 
 import httpx
 import pytest
+import sqlalchemy as sa
 from tests.unit.registry.sample_values import S, bring, metadata, v
 
 from tensorforge.errors import InvalidInputError, NotFoundError, PermissionDeniedError
 from tensorforge.registry.addresses import check_target, is_public, resolve_target
 from tensorforge.registry.database.outbox import Outbox
+from tensorforge.registry.database.tables import WEBHOOKS
 from tensorforge.registry.database.times import to_micros
 from tensorforge.registry.webhooks import (
     DELIVERY,
@@ -135,7 +139,7 @@ def test_what_a_dead_sender_claimed_is_taken_by_another(registry, clock, sender,
     subscribe(registry, clock)
     registry.create_model("m")
     outbox = Outbox(registry.database)
-    assert len(outbox.claim(to_micros(clock.utc), claim_us=60_000_000)) == 1
+    assert len(outbox.claim(to_micros(clock.utc), claim_us=60_000_000, webhook_id=1)) == 1
     assert sender.deliver_due() == 0
     clock.advance(61)
     assert sender.deliver_due() == 1
@@ -263,3 +267,96 @@ def test_deprecation_and_rollback_are_told_too(registry, clock, sender, receiver
     sender.deliver_due()
     told = [json.loads(request.content)["action"] for request in receiver.requests]
     assert told == ["rollback", "set_alias"]
+
+
+def test_a_url_that_no_request_can_be_sent_to_is_refused(registry, clock):
+    with pytest.raises(InvalidInputError):
+        subscribe(registry, clock, "http://\u24db" + "ocalhost:9/")
+
+
+def test_a_secret_is_not_stored_as_plain_text(registry, clock):
+    hook = subscribe(registry, clock)
+    with registry.database.read() as connection:
+        stored = connection.scalar(sa.select(WEBHOOKS.c.secret))
+    assert hook.secret not in stored
+    assert Outbox(registry.database).get(hook.webhook_id).secret == hook.secret
+
+
+def test_a_receiver_that_breaks_the_sender_in_any_way_costs_only_its_own_message(
+    registry, clock, receiver
+):
+    broken = subscribe(registry, clock, "https://broken.example.com/")
+    subscribe(registry, clock, "https://good.example.com/")
+    registry.create_model("m")
+
+    def answer(request):
+        if request.headers["host"] == "broken.example.com":
+            raise RuntimeError("a bug")
+        return receiver(request)
+
+    with WebhookSender(
+        registry.database,
+        clock=lambda: clock.utc,
+        resolver=lambda host, port: [PUBLIC],
+        transport=httpx.MockTransport(answer),
+    ) as sender:
+        assert sender.deliver_due() == 2
+    assert len(receiver.requests) == 1
+    (delivery,) = Outbox(registry.database).deliveries(broken.webhook_id)
+    assert (delivery.status, delivery.attempts) == ("pending", 1)
+
+
+def test_a_receiver_that_drips_its_answer_is_left_at_the_deadline(registry, clock):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        stop = threading.Event()
+
+        def drip():
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\n")
+                while not stop.wait(0.05):
+                    try:
+                        connection.sendall(b"X-More: x\r\n")
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=drip)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        hook = subscribe(registry, clock, url, allow_private=True)
+        registry.create_model("m")
+        with WebhookSender(
+            registry.database, clock=lambda: clock.utc, allow_private=True, deadline=0.5
+        ) as sender:
+            assert sender.deliver_due() == 1
+        stop.set()
+        thread.join()
+    (delivery,) = Outbox(registry.database).deliveries(hook.webhook_id)
+    assert (delivery.status, delivery.attempts) == ("pending", 1)
+
+
+def test_an_endless_body_is_not_read(registry, clock):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def flood():
+            connection, _ = listener.accept()
+            with connection:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999\r\n\r\n")
+                try:
+                    while True:
+                        connection.sendall(b"x" * 65536)
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=flood)
+        thread.start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+        hook = subscribe(registry, clock, url, allow_private=True)
+        registry.create_model("m")
+        with WebhookSender(
+            registry.database, clock=lambda: clock.utc, allow_private=True
+        ) as sender:
+            assert sender.deliver_due() == 1
+        thread.join()
+    (delivery,) = Outbox(registry.database).deliveries(hook.webhook_id)
+    assert delivery.status == "delivered"

@@ -2,15 +2,16 @@
 
 A row's hash covers its content and the hash of the row before. The table `AUDIT_HEAD` has the number and hash
 of the newest row. If rows are changed, removed, added or reordered, `verify` finds the first place where the
-chain is broken. It cannot find a forgery that rewrites all later rows and the head as well. Against that, note
-an `AuditHead` outside the database and pass it to `verify` later.
+chain is broken; `verify` also compares the versions and aliases in the tables with the rows. It cannot find a
+forgery that rewrites all later rows and the head as well. Against that, `anchoring` notes heads outside the
+database, and `verify` takes them.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -18,6 +19,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from tensorforge.errors import IntegrityError
+from tensorforge.registry.database.audited_records import AuditedRecords
 from tensorforge.registry.database.dialects import insert_if_absent
 from tensorforge.registry.database.tables import AUDIT, AUDIT_HEAD
 from tensorforge.registry.database.times import from_micros
@@ -107,38 +109,49 @@ def to_entry(row: Mapping[Any, Any]) -> AuditEntry:
     return AuditEntry(at=from_micros(row["at_us"]), evidence=json.loads(row["evidence"]), **values)
 
 
-def verify(connection: sa.Connection, known: AuditHead | None = None) -> AuditHead:
-    """Recompute all hashes and return the head; `IntegrityError` names the first row that was tampered with.
+def verify(connection: sa.Connection, *known: AuditHead) -> AuditHead:
+    """Recompute all hashes, compare the tables with them, and return the head.
 
-    `known` is a head that was noted earlier. The chain must still contain it.
+    `IntegrityError` names the first row that was tampered with, or the first version or alias that is not as
+    the audit tells. `known` are heads that were noted earlier. The chain must still contain them.
     """
+    if connection.dialect.name == "postgresql":
+        # Otherwise changes that are made meanwhile would look like tampering.
+        connection.execute(sa.text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
     head = connection.execute(sa.select(AUDIT_HEAD)).one()
-    sequence, previous = 0, GENESIS
-    while True:
-        rows = (
-            connection.execute(
-                sa.select(AUDIT)
-                .where(AUDIT.c.sequence > sequence)
-                .order_by(AUDIT.c.sequence)
-                .limit(_BATCH)
-            )
-            .mappings()
-            .all()
-        )
-        for row in rows:
-            _check_row(row, sequence + 1, previous)
-            sequence, previous = row["sequence"], row["hash"]
-            if known is not None and sequence == known.sequence and previous != known.hash:
-                raise IntegrityError(f"audit row {sequence} is not the one that was noted earlier")
-        if len(rows) < _BATCH:
-            break
+    noted = {each.sequence: each.hash for each in known}
+    records, sequence, previous = AuditedRecords(), 0, GENESIS
+    for row in _rows(connection):
+        _check_row(row, sequence + 1, previous)
+        sequence, previous = row["sequence"], row["hash"]
+        if noted.pop(sequence, previous) != previous:
+            raise IntegrityError(f"audit row {sequence} is not the one that was noted earlier")
+        records.replay(row)
     if (sequence, previous) != (head.sequence, head.hash):
         raise IntegrityError(
             f"the audit ends at row {sequence}, but its head says {head.sequence}: rows are missing"
         )
-    if known is not None and known.sequence > sequence:
-        raise IntegrityError(f"audit row {known.sequence}, noted earlier, is missing")
+    for missing in sorted(number for number in noted if number > 0):
+        raise IntegrityError(f"audit row {missing}, noted earlier, is missing")
+    records.compare(connection)
     return AuditHead(sequence=sequence, hash=previous)
+
+
+def _rows(connection: sa.Connection) -> Iterator[Mapping[Any, Any]]:
+    sequence = 0
+    while True:
+        query = sa.select(AUDIT).where(AUDIT.c.sequence > sequence).order_by(AUDIT.c.sequence)
+        rows = connection.execute(query.limit(_BATCH)).mappings().all()
+        yield from rows
+        if len(rows) < _BATCH:
+            return
+        sequence = rows[-1]["sequence"]
+
+
+def read_head(connection: sa.Connection) -> AuditHead:
+    """The head as it is stored."""
+    row = connection.execute(sa.select(AUDIT_HEAD)).one()
+    return AuditHead(sequence=row.sequence, hash=row.hash)
 
 
 def _check_row(row: Mapping[Any, Any], expected: int, previous: str) -> None:

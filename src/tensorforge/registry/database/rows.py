@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -152,10 +153,16 @@ def version_of(row: Row) -> ModelVersion:
 # Many rows have the same version or lineage; these values are immutable, so one object serves them all.
 _version = functools.lru_cache(maxsize=10_000)(ModelVersion)
 _lineage = functools.lru_cache(maxsize=1_000)(
-    lambda run_id, step, checkpoint_id, run_link: Lineage(
-        run_id=run_id, step=step, checkpoint_id=checkpoint_id, run_link=run_link
+    lambda run_id, step, checkpoint_id, run_link, logged_model_id, experiment_id: Lineage(
+        run_id=run_id,
+        step=step,
+        checkpoint_id=checkpoint_id,
+        run_link=run_link,
+        logged_model_id=logged_model_id,
+        experiment_id=experiment_id,
     )
 )
+_LINEAGE = ("run_id", "step", "checkpoint_id", "run_link", "logged_model_id", "experiment_id")
 _STATES = {state.value: state for state in DeploymentState}
 
 
@@ -175,13 +182,30 @@ def to_metadata(row: Row) -> ModelMetadata:
         tags=split_tags(row["tags"]),
         source=row["source"],
         description=row["description"],
-        lineage=_lineage(row["run_id"], row["step"], row["checkpoint_id"], row["run_link"]),
+        lineage=_lineage(*(row[name] for name in _LINEAGE)),
         registered_by=row["registered_by"],
         updated_at=from_micros(row["updated_us"]),
         number=row["number"],
         revision=row["revision"],
         aliases=split_aliases(row["aliases"]),
+        download_uri=row["download_uri"],
+        signature=row["signature"],
+        signed_by=row["signed_by"],
     )
+
+
+_RECORDED = (
+    *("number", "major", "minor", "patch", "name", "framework", "input_shape", "output_shape"),
+    *("size_bytes", "checksum", "registered_us", "source", "run_id", "step", "checkpoint_id"),
+    *("run_link", "registered_by", "logged_model_id", "experiment_id", "download_uri"),
+)
+"""The columns of a version that never change after its registration, in the order in which they are hashed."""
+
+
+def record_digest(row: Mapping[str, Any]) -> str:
+    """A digest of everything about a version that never changes; the audit row of its registration has it."""
+    canonical = json.dumps([row[name] for name in _RECORDED], separators=(",", ":"))
+    return hashlib.sha256(canonical.encode()).hexdigest()
 
 
 @functools.lru_cache(maxsize=1_000)
@@ -192,15 +216,21 @@ def shape_of(text: str) -> Shape:
 
 def read_model(connection: sa.Connection, model_id: str) -> RegisteredModel:
     """The model as a value; `NotFoundError` if there is none."""
+    row = find_model_with_tags(connection, model_id)
+    aliases = _ALIASES_OF_MODEL.all(connection, {"model_key": row["key"]})
+    return to_model(row, aliases, _production(connection, row))
+
+
+def find_model_with_tags(connection: sa.Connection, model_id: str) -> Row:
+    """The model's row of `MODEL_QUERY`; `NotFoundError` if there is none."""
     row = _MODEL_WITH_TAGS.first(connection, {"model_id": model_id})
     if row is None:
         raise NotFoundError(f"no model is called {model_id[:200]!r}")
-    return to_model(connection, row)
+    return row
 
 
-def to_model(connection: sa.Connection, row: Row) -> RegisteredModel:
-    """A row of `MODEL_QUERY` as a value; reads the model's aliases and the version that serves."""
-    aliases = _ALIASES_OF_MODEL.all(connection, {"model_key": row["key"]})
+def to_model(row: Row, aliases: Sequence[Row], production: ModelVersion | None) -> RegisteredModel:
+    """A row of `MODEL_QUERY` as a value, with the rows of its aliases and the version that serves."""
     return RegisteredModel(
         model_id=row["model_id"],
         description=row["description"],
@@ -209,7 +239,7 @@ def to_model(connection: sa.Connection, row: Row) -> RegisteredModel:
         tags=split_tags(row["tags"]),
         aliases={alias["alias"]: version_of(alias) for alias in aliases},
         sla=to_sla(row),
-        production=_production(connection, row),
+        production=production,
         version_count=row["version_count"],
     )
 
@@ -224,7 +254,11 @@ def to_sla(row: Row) -> Sla | None:
     """The SLA in a model's row, or `None` if it has none."""
     if row["sla_max_latency_ms"] is None:
         return None
-    return Sla(max_latency_ms=row["sla_max_latency_ms"], min_accuracy=row["sla_min_accuracy"])
+    return Sla(
+        max_latency_ms=row["sla_max_latency_ms"],
+        min_accuracy=row["sla_min_accuracy"],
+        signed_by=tuple(row["sla_signed_by"].split()),
+    )
 
 
 def split_tags(joined: str | None) -> dict[str, str]:

@@ -25,6 +25,11 @@ def _integers(*names: str) -> list[sa.Column[Any]]:
     return _columns(sa.BigInteger(), *names)
 
 
+def _added_texts(*names: str, default: str = "") -> list[sa.Column[Any]]:
+    """Columns that databases of earlier releases do not have yet."""
+    return [sa.Column(n, sa.Text, nullable=False, server_default=default) for n in names]
+
+
 def _numbered_key() -> sa.Column[int]:
     return sa.Column("key", _KEY, primary_key=True, autoincrement=True)
 
@@ -48,6 +53,7 @@ MODELS = sa.Table(
     *_columns(sa.Double(), "sla_max_latency_ms", "sla_min_accuracy", nullable=True),
     *_integers("last_number", "version_count"),
     sa.Column("production_key", _KEY),
+    *_added_texts("sla_signed_by"),
     sa.Index("registry_models_updated", "updated_us", "key"),
 )
 """One row a model.
@@ -70,6 +76,7 @@ VERSIONS = sa.Table(
     *_texts("source", "description", "run_id"),
     sa.Column("step", sa.BigInteger),
     *_texts("checkpoint_id", "run_link", "registered_by"),
+    *_added_texts("logged_model_id", "experiment_id", "download_uri", "signature", "signed_by"),
     sa.UniqueConstraint("model_key", "major", "minor", "patch"),
     sa.UniqueConstraint("model_key", "number"),
     sa.Index("registry_versions_in_state", "model_key", "state", "major", "minor", "patch"),
@@ -185,7 +192,11 @@ WEBHOOKS = sa.Table(
     *_texts("url", "secret", "actions", "model_id"),
     *_integers("created_us"),
     *_texts("created_by"),
+    *_added_texts("name", "description", "events"),
+    *_added_texts("status", default="ACTIVE"),
+    sa.Column("updated_us", sa.BigInteger, nullable=False, server_default="0"),
 )
+"""One row a webhook. `secret` is encrypted. A webhook with `events` was made by MLflow's API."""
 
 OUTBOX = sa.Table(
     "registry_outbox",
@@ -200,4 +211,26 @@ OUTBOX = sa.Table(
     *_texts("last_error"),
     sa.Index("registry_outbox_due", "status", "due_us"),
     sa.Index("registry_outbox_webhook", "webhook_key", "key"),
+    sa.Index("registry_outbox_queue", "webhook_key", "status", "due_us"),
 )
+
+FILES = sa.Table(
+    "registry_files",
+    SCHEMA,
+    sa.Column("path", sa.Text, primary_key=True),
+    *_integers("size_bytes"),
+    *_texts("sha256", "blob"),
+    *_integers("uploaded_us"),
+    *_texts("uploaded_by"),
+)
+"""The files in the artifact store, by their path in it."""
+
+ANCHORS = sa.Table(
+    "registry_anchors",
+    SCHEMA,
+    sa.Column("target", sa.Text, primary_key=True),
+    _given_key("slot"),
+    *_integers("sequence", "at_us"),
+    *_texts("hash"),
+)
+"""The audit heads that were written outside the database. `slot` is the interval in which that happened."""

@@ -16,6 +16,7 @@ from tensorforge.errors import InvalidInputError
 
 MAX_FILTER = 5_000
 _MAX_COMPARISONS = 20
+_MAX_ORDERINGS = 10
 _MAX_LITERALS = 500
 
 Literal = str | int | tuple[str, ...]
@@ -77,6 +78,8 @@ def parse_filter(text: str) -> tuple[Comparison, ...]:
 
 def parse_ordering(clauses: tuple[str, ...]) -> tuple[Ordering, ...]:
     """The orderings in clauses like `name ASC`; `InvalidInputError` shows a clause that cannot be parsed."""
+    if len(clauses) > _MAX_ORDERINGS:
+        raise InvalidInputError(f"{len(clauses)} fields to sort by are more than {_MAX_ORDERINGS}")
     found = []
     for clause in clauses:
         words = clause.replace(",", " ").split()

@@ -24,12 +24,17 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lineage:
-    """The run, the step and the checkpoint that a version came from."""
+    """The run, the step and the checkpoint that a version came from.
+
+    `logged_model_id` is the id of the logged model in MLflow, and `experiment_id` that of the run's experiment.
+    """
 
     run_id: str = ""
     step: int | None = None
     checkpoint_id: str = ""
     run_link: str = ""
+    logged_model_id: str = ""
+    experiment_id: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,8 +42,10 @@ class ModelMetadata:
     """One version of a model.
 
     `model_id` identifies the model in every call; `name` is shown to people. `source` is the location of the
-    weights; the registry never opens it. The registry sets `number`, which counts a model's versions from 1 in
-    the order of registration, and `revision`, which counts the transitions of the version.
+    weights; the registry never opens it. `download_uri` is where the files can be loaded from, if that is not
+    `source` itself. `signature` is a signature of the version by the key `signed_by`. The registry sets
+    `number`, which counts a model's versions from 1 in the order of registration, and `revision`, which counts
+    the transitions of the version.
     """
 
     model_id: str
@@ -60,6 +67,9 @@ class ModelMetadata:
     number: int = 0
     revision: int = 0
     aliases: tuple[str, ...] = ()
+    download_uri: str = ""
+    signature: str = ""
+    signed_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +103,14 @@ class ValidationRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sla:
-    """The limits that a version must meet: the highest p99 latency and the lowest accuracy."""
+    """The limits that a version must meet: the highest p99 latency and the lowest accuracy.
+
+    If `signed_by` names public keys, the version must also be signed by one of them.
+    """
 
     max_latency_ms: float
     min_accuracy: float
+    signed_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.max_latency_ms) and self.max_latency_ms > 0):

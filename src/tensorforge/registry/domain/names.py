@@ -14,39 +14,37 @@ from collections.abc import Mapping
 from tensorforge.errors import InvalidInputError
 from tensorforge.registry.domain.version_ranges import is_range
 
-MAX_NAME = 200
+MAX_NAME = 256
 MAX_TAG_KEY = 250
-MAX_TAG_VALUE = 5_000
-MAX_TEXT = 10_000
+MAX_TAG_VALUE = 100_000
+MAX_TEXT = 100_000
 MAX_TAGS = 200
-MAX_ALIAS = 100
+MAX_ALIAS = 255
+
+PROMPT_TAG = "mlflow.prompt.is_prompt"
+"""The tag by which MLflow marks a model or a version that is a prompt."""
 
 TAG_SEPARATORS = ("\x1e", "\x1f")
 """The characters between tags, and between key and value, in the text in which a query returns all tags."""
 
-_NAME_PUNCTUATION = frozenset(" ._-")
+_NOT_IN_NAMES = frozenset("/:\\")
 _KEY_PUNCTUATION = frozenset(" ._-/:")
 _ALIAS = re.compile(r"[A-Za-z0-9_-]+")
-_RESERVED_ALIASES = frozenset(
-    {
-        *("latest", "none", "registered", "validating", "staging", "canary"),
-        *("production", "deprecated", "archived"),
-    }
-)
+_RESERVED_ALIASES = frozenset({"latest"})
 
 
 def check_name(field: str, value: object) -> str:
-    """A model's name: letters, digits, space, `.`, `_` and `-`; no space or dot at the beginning or end."""
+    """A model's name: printable characters without `/`, `:` and backslash; not `.` or `..`.
+
+    It neither begins nor ends with a space.
+    """
     name = check_text(field, value, limit=MAX_NAME, required=True)
-    wrong = sorted({c for c in name if not (c.isalnum() or c in _NAME_PUNCTUATION)})
+    wrong = sorted({c for c in name if c in _NOT_IN_NAMES or not c.isprintable()})
     if wrong:
+        raise InvalidInputError(f"{field} = {_shown(name)}: {wrong[0]!r} is not allowed")
+    if name != name.strip() or name in (".", ".."):
         raise InvalidInputError(
-            f"{field} = {_shown(name)}: {wrong[0]!r} is not allowed; "
-            "use letters, digits, spaces, '.', '_' and '-'"
-        )
-    if name[0] in " ." or name[-1] in " .":
-        raise InvalidInputError(
-            f"{field} = {_shown(name)}: must not begin or end with a space or dot"
+            f"{field} = {_shown(name)}: must not begin or end with a space, nor be a dot or two"
         )
     if not unicodedata.is_normalized("NFC", name):
         raise InvalidInputError(
@@ -56,12 +54,12 @@ def check_name(field: str, value: object) -> str:
 
 
 def check_alias(alias: object) -> str:
-    """An alias: letters, digits, `_` and `-`; not a version, a range, a state or `latest`."""
+    """An alias: letters, digits, `_` and `-`; not a version, a range or `latest`."""
     text = check_text("alias", alias, limit=MAX_ALIAS, required=True)
     if not _ALIAS.fullmatch(text):
         raise InvalidInputError(f"alias = {_shown(text)}: use letters, digits, '_' and '-'")
     if text.lower() in _RESERVED_ALIASES or re.fullmatch(r"[vV]\d+", text) or is_range(text):
-        raise InvalidInputError(f"alias = {_shown(text)}: is reserved for versions and states")
+        raise InvalidInputError(f"alias = {_shown(text)}: is reserved for versions")
     return text
 
 
@@ -86,7 +84,7 @@ def check_tag_key(key: object) -> str:
 
 
 def check_tag_value(key: str, value: object) -> str:
-    """A tag's value: any text of at most 5,000 characters."""
+    """A tag's value: any text of at most 100,000 characters."""
     text = check_text(f"tag {key[:40]!r}", value, limit=MAX_TAG_VALUE)
     if any(separator in text for separator in TAG_SEPARATORS):
         raise InvalidInputError(f"tag {key[:40]!r}: contains a separator character (1E or 1F)")

@@ -18,9 +18,11 @@ from starlette.types import ASGIApp, Receive, Send
 from starlette.types import Scope as AsgiScope
 
 from tensorforge.errors import AuthenticationError, InvalidInputError
+from tensorforge.registry.anchoring import AnchorSchedule
 from tensorforge.registry.database.outbox import Outbox
 from tensorforge.registry.database.tables import AUDIT_HEAD
 from tensorforge.registry.model_registry import ModelRegistry
+from tensorforge.registry.service import files_api
 from tensorforge.registry.service.context import ServiceContext
 from tensorforge.registry.service.endpoints import Endpoint, Endpoints, endpoints
 from tensorforge.registry.service.error_responses import (
@@ -36,6 +38,7 @@ from tensorforge.registry.service.mlflow import mlflow_api
 from tensorforge.registry.service.openapi import describe
 from tensorforge.registry.service.operations import require_scope
 from tensorforge.registry.service.rest import admin_api, models_api, versions_api
+from tensorforge.registry.service.service_options import ServiceOptions
 from tensorforge.registry.service.shared_wire import HealthAnswer
 from tensorforge.registry.tokens import Scope
 from tensorforge.registry.webhooks import WebhookSender
@@ -51,30 +54,37 @@ def build(
     registry: ModelRegistry,
     *,
     limits: Limits | None = None,
-    allow_private_webhooks: bool = False,
+    options: ServiceOptions | None = None,
     deliver_webhooks: bool = True,
+    anchoring: AnchorSchedule | None = None,
     more_routes: Iterable[BaseRoute] = (),
 ) -> ASGIApp:
     """The application that serves a registry. It does not close the registry.
 
-    `more_routes` are served too, with the same tokens and limits.
+    `more_routes` are served too, with the same tokens and limits. `anchoring` notes audit heads meanwhile.
     """
-    context = ServiceContext(registry, limits=limits, allow_private_webhooks=allow_private_webhooks)
+    context = ServiceContext(registry, limits=limits, options=options)
+    allow_private = context.options.allow_private_webhooks
 
     @asynccontextmanager
     async def lifespan(_: Starlette) -> Any:
         sender = None
         if deliver_webhooks:
-            sender = WebhookSender(registry.database, allow_private=allow_private_webhooks)
+            sender = WebhookSender(registry.database, allow_private=allow_private)
             sender.start()
+        if anchoring is not None:
+            anchoring.start()
         try:
             yield
         finally:
+            if anchoring is not None:
+                await context.run(anchoring.close)
             if sender is not None:
                 await context.run(sender.close)
             context.close()
 
     table = endpoints(context, OPERATIONS) | mlflow_api.endpoints(context)
+    table |= files_api.endpoints(context)
     table |= {
         ("GET", "/healthz"): _healthz(context),
         ("GET", "/openapi.json"): _description(),
@@ -155,11 +165,20 @@ class AccessMiddleware:
         kind, _, token = header.partition(" ")
         if kind.lower() != "bearer" or not token.strip():
             raise AuthenticationError("send a token: Authorization: Bearer tf_...")
-        tokens = self._context.tokens
-        known = tokens.authenticate_cached(token.strip())
-        if known is not None:
-            return known
-        return await self._context.run(tokens.authenticate, token.strip())
+        tokens, failures = self._context.tokens, self._context.failed_tokens
+        address = request.client.host if request.client is not None else ""
+        wait = failures.wait_for(address, self._context.monotonic())
+        if wait > 0 and not tokens.has_seen(token.strip()):
+            raise TooManyRequests(wait)
+        try:
+            known = tokens.authenticate_cached(token.strip())
+            if known is None:
+                known = await self._context.run(tokens.authenticate, token.strip())
+                failures.succeeded(address)
+        except AuthenticationError:
+            failures.failed(address, self._context.monotonic())
+            raise
+        return known
 
     def _limit(self, principal: TokenRecord) -> None:
         wait = self._context.limiter.wait_for(principal.token_id, self._context.monotonic())

@@ -11,9 +11,10 @@ from typing import Any, TypeVar, cast
 from starlette.requests import Request
 
 from tensorforge.registry.model_registry import ModelRegistry
-from tensorforge.registry.service.limits import Limits, RateLimiter
+from tensorforge.registry.service.limits import FailedTokens, Limits, RateLimiter
 from tensorforge.registry.service.operations import Call
 from tensorforge.registry.service.service_metrics import Metrics
+from tensorforge.registry.service.service_options import ServiceOptions
 from tensorforge.registry.service.write_queue import WriteQueue
 from tensorforge.registry.tokens import DatabaseTokens
 from tensorforge.security import TokenRecord
@@ -31,14 +32,15 @@ class ServiceContext:
         registry: ModelRegistry,
         *,
         limits: Limits | None = None,
-        allow_private_webhooks: bool = False,
+        options: ServiceOptions | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self.registry = registry
         self.tokens = DatabaseTokens(registry.database)
         self.limits = limits or Limits()
         self.limiter = RateLimiter(self.limits.rate, self.limits.burst)
-        self.allow_private_webhooks = allow_private_webhooks
+        self.failed_tokens = FailedTokens()
+        self.options = options or ServiceOptions()
         self.monotonic = monotonic
         self.metrics = Metrics()
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="registry")
@@ -89,5 +91,5 @@ class ServiceContext:
             body=body,
             headers=request.headers,
             digest=digest,
-            allow_private_webhooks=self.allow_private_webhooks,
+            options=self.options,
         )

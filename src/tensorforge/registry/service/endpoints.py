@@ -59,12 +59,13 @@ def measured(context: ServiceContext, name: str, endpoint: Endpoint) -> Endpoint
 
 async def _perform(context: ServiceContext, operation: Operation, request: Request) -> Response:
     principal: TokenRecord = request.scope["tensorforge.principal"]
-    require_scope(operation.scope, principal)
     query = read_query(operation.query, _query_parameters(request))
     content = b""
     if operation.body is not None:
         content = await read_limited(request, context.limits)
     body = None if operation.body is None else read_body(operation.body, content)
+    model_id = request.path_params.get("model_id") or getattr(body, "model_id", "") or None
+    require_scope(operation.scope, principal, model_id)
     digest = digest_of(request.method, request.url.path, content) if operation.idempotent else ""
     call = context.call(request, principal, query=query, body=body, digest=digest)
     return await context.run(

@@ -52,3 +52,41 @@ class RateLimiter:
             while len(self._buckets) > self._capacity:
                 self._buckets.popitem(last=False)
         return 0.0 if allowed else (1 - level) / self._rate
+
+
+class FailedTokens:
+    """Addresses that sent tokens that are not valid, and how long each of them has to wait.
+
+    The first `free` failures of an address cost nothing. From then on each failure doubles the time for which
+    the address is refused, up to a minute. A valid token forgives the failures.
+    """
+
+    def __init__(self, *, free: int = 20, capacity: int = 10_000) -> None:
+        self._free = free
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._failures: OrderedDict[str, tuple[int, float]] = OrderedDict()
+
+    def wait_for(self, address: str, now: float) -> float:
+        """The seconds for which tokens of the address are not even looked up; 0.0 if they are."""
+        with self._lock:
+            _, until = self._failures.get(address, (0, 0.0))
+        return max(0.0, until - now)
+
+    def failed(self, address: str, now: float) -> None:
+        """Count a token that was not valid."""
+        with self._lock:
+            count = self._failures.pop(address, (0, 0.0))[0] + 1
+            over = count - self._free
+            pause = 0.0 if over <= 0 else min(_LONGEST_PAUSE, 2.0 ** min(over - 1, 10))
+            self._failures[address] = (count, now + pause)
+            while len(self._failures) > self._capacity:
+                self._failures.popitem(last=False)
+
+    def succeeded(self, address: str) -> None:
+        """Forget the failures of an address."""
+        with self._lock:
+            self._failures.pop(address, None)
+
+
+_LONGEST_PAUSE = 60.0

@@ -21,8 +21,9 @@ from tensorforge.registry.domain.names import check_name
 from tensorforge.registry.domain.versions import ModelVersion, require_version
 from tensorforge.registry.model_registry import ModelRegistry
 from tensorforge.registry.service.error_responses import PreconditionRequired
+from tensorforge.registry.service.service_options import ServiceOptions
 from tensorforge.registry.service.shared_wire import Answer, Nothing, WireRequest
-from tensorforge.registry.tokens import Scope
+from tensorforge.registry.tokens import Scope, allows, granted
 from tensorforge.security import TokenRecord
 from tensorforge.typed_json import convert_typed, decode_typed
 
@@ -46,12 +47,28 @@ class Call:
     body: Any = None
     headers: Mapping[str, str] = field(default_factory=dict)
     digest: str = ""
-    allow_private_webhooks: bool = False
+    prepared: Any = None
+    options: ServiceOptions = field(default_factory=ServiceOptions)
 
     @property
     def actor(self) -> Actor:
-        """The caller, by the name and scopes of its token."""
-        return Actor(name=self.principal.name, scopes=frozenset(self.principal.scopes))
+        """The caller, by the name of its token and the scopes that it has for the model of the call."""
+        name = self.path.get("model_id", getattr(self.body, "name", None))
+        return Actor(name=self.principal.name, scopes=granted(self.principal.scopes, name))
+
+    def alias_rule(self, alias: str) -> dict[str, bool]:
+        """The arguments `protected` and `force` with which the caller may set an alias.
+
+        `PermissionDeniedError` if the alias is protected and the caller may not make transitions.
+        """
+        if alias.lower() not in self.options.protected_aliases:
+            return {"protected": False, "force": False}
+        actor = self.actor
+        if Scope.TRANSITION.value not in actor.scopes:
+            raise PermissionDeniedError(
+                f"the alias {alias} is protected: {actor.name} needs {Scope.TRANSITION.value}"
+            )
+        return {"protected": True, "force": Scope.FORCE.value in actor.scopes}
 
     @property
     def model_id(self) -> str:
@@ -181,9 +198,9 @@ def may_change(method: str, scope: Scope) -> bool:
     return method != "GET" and scope is not Scope.READ
 
 
-def require_scope(scope: Scope, principal: TokenRecord) -> None:
-    """`PermissionDeniedError` unless the token has the scope."""
-    if scope.value not in principal.scopes:
+def require_scope(scope: Scope, principal: TokenRecord, model_id: str | None = None) -> None:
+    """`PermissionDeniedError` unless the token has the scope for the model; without one, for all models."""
+    if not allows(principal.scopes, scope, model_id):
         raise PermissionDeniedError(
             f"the token {principal.name!r} has {', '.join(principal.scopes)}; "
             f"this needs {scope.value}"

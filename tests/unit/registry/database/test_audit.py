@@ -6,8 +6,9 @@ from tests.unit.registry.sample_values import BOSS, S, bring, metadata, v
 
 from tensorforge.errors import IntegrityError, InvalidInputError
 from tensorforge.registry import AuditHead
+from tensorforge.registry.anchoring import AnchorSchedule, read_heads, write_anchor
 from tensorforge.registry.database.audit import GENESIS
-from tensorforge.registry.database.tables import AUDIT, AUDIT_HEAD
+from tensorforge.registry.database.tables import ALIASES, AUDIT, AUDIT_HEAD, VERSIONS
 
 
 @pytest.fixture
@@ -80,6 +81,7 @@ def test_a_tail_cut_together_with_the_head_shows_against_a_head_kept_elsewhere(b
     row = busy.history("ranker")[5]
     tamper(busy, AUDIT.delete().where(AUDIT.c.sequence > 6))
     tamper(busy, AUDIT_HEAD.update().values(sequence=6, hash=row.hash))
+    tamper(busy, VERSIONS.update().values(state="canary"))
     busy.verify_audit()
     with pytest.raises(IntegrityError, match="row 8, noted earlier, is missing"):
         busy.verify_audit(known)
@@ -167,3 +169,58 @@ def test_a_refused_change_of_tags_leaves_neither_tags_nor_a_row(stored):
         stored.set_tags("ranker", v("1.0.0"), put={f"k{i}": "" for i in range(200)})
     assert stored.verify_audit() == before
     assert stored.require("ranker", v("1.0.0")).tags == {"a": "1"}
+
+
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [
+        ("source", "s3://elsewhere"),
+        ("checksum", "sha256:other"),
+        ("state", "archived"),
+        ("signature", "x"),
+    ],
+)
+def test_a_version_that_was_changed_in_the_tables_shows(busy, column, value):
+    tamper(busy, VERSIONS.update().values({column: value}))
+    with pytest.raises(IntegrityError, match=r"ranker 1\.0\.0"):
+        busy.verify_audit()
+
+
+def test_an_alias_that_was_moved_in_the_tables_shows(busy):
+    busy.set_alias("ranker", "champion", v("1.0.0"))
+    busy.verify_audit()
+    tamper(busy, ALIASES.update().values(alias="other"))
+    with pytest.raises(IntegrityError, match="alias"):
+        busy.verify_audit()
+
+
+def test_a_version_without_an_audit_row_or_without_a_table_row_shows(busy):
+    busy.register(metadata("1.1.0"))
+    tamper(busy, VERSIONS.delete().where(VERSIONS.c.minor == 1))
+    with pytest.raises(IntegrityError, match="not in the tables"):
+        busy.verify_audit()
+
+
+def test_a_noted_head_shows_a_chain_that_was_rewritten(busy, tmp_path):
+    anchors = tmp_path / "heads"
+    head = busy.audit_head()
+    write_anchor(head, str(anchors), busy.history("ranker")[-1].at)
+    busy.set_alias("ranker", "champion", v("1.0.0"))
+    assert busy.verify_audit(*read_heads(str(anchors))).sequence == 9
+    assert read_heads(f"{head.sequence}:{head.hash}") == [head]
+    forged = AuditHead(sequence=head.sequence, hash="f" * 64)
+    with pytest.raises(IntegrityError, match="noted earlier"):
+        busy.verify_audit(forged)
+
+
+def test_a_head_is_noted_once_in_every_interval(busy, tmp_path, clock):
+    target = str(tmp_path / "heads")
+    schedules = [
+        AnchorSchedule(busy.database, [target], seconds=60, clock=lambda: clock.utc)
+        for _ in range(2)
+    ]
+    assert [schedule.note_due() for schedule in schedules] == [1, 0]
+    clock.advance(61)
+    assert [schedule.note_due() for schedule in schedules] == [1, 0]
+    assert len(read_heads(target)) == 2
+    busy.verify_audit(*read_heads(target))

@@ -14,6 +14,11 @@ from tensorforge.errors import NotFoundError
 from tensorforge.registry.database import audit
 from tensorforge.registry.database.audit import AuditEntry, AuditHead
 from tensorforge.registry.database.reads.comparison import VersionDiff, compare
+from tensorforge.registry.database.reads.overviews import (
+    ModelOverview,
+    read_overviews,
+    to_models,
+)
 from tensorforge.registry.database.reads.search import (
     MODEL_SEARCH,
     VERSION_SEARCH,
@@ -32,6 +37,7 @@ from tensorforge.registry.database.rows import (
     VERSION_ORDER,
     VERSION_QUERY,
     find_model,
+    find_model_with_tags,
     find_version,
     find_version_or_none,
     latest_validation,
@@ -40,7 +46,6 @@ from tensorforge.registry.database.rows import (
     read_model,
     tensors_of,
     to_metadata,
-    to_model,
     to_sla,
     to_validation,
     validation_query,
@@ -185,12 +190,15 @@ class RegistryReader:
 
         `production` names the version that serves, any other state the highest version in it. A range names the
         highest version in it that is neither deprecated nor archived; an exact version names that one in any
-        state. `NotFoundError` if there is no such version.
+        state. After `@` an alias comes first, even one that is called like a state. `NotFoundError` if there is
+        no such version.
         """
         check_text("version", text, limit=200, required=True)
         self.get_model(model_id)
         word = text.removeprefix("@")
         found: ModelMetadata | None
+        if text.startswith("@") and (aliased := self._alias_or_none(model_id, word)) is not None:
+            return aliased
         if word.lower() == "latest":
             found = self.get_latest(model_id)
         elif word.lower() == DeploymentState.PRODUCTION.value:
@@ -204,6 +212,14 @@ class RegistryReader:
         if found is None:
             raise NotFoundError(f"no version of {model_id!r} is {text!r}")
         return found
+
+    def _alias_or_none(self, model_id: str, alias: str) -> ModelMetadata | None:
+        return self._fetch_one(VERSION_BY_ALIAS, {"model_id": model_id, "alias": alias})
+
+    def newest(self, model_id: str) -> ModelMetadata | None:
+        """The version of a model that was registered last; `None` if there is none."""
+        query = VERSION_QUERY.where(MODELS.c.model_id == model_id)
+        return self._first(query.order_by(VERSIONS.c.number.desc()))
 
     def _in_range(self, model_id: str, versions: VersionRange) -> ModelMetadata | None:
         low, high = versions.low, versions.high
@@ -253,9 +269,16 @@ class RegistryReader:
     ) -> tuple[str, str | None]:
         """Like `search_versions`, but the database writes each version as a JSON document.
 
-        Returns the items of a JSON array as text, and the token of the next page.
+        Returns the items of a JSON array as text, and the token of the next page. Prompts are found only by a
+        filter for their tag.
         """
-        search = PageRequest(filter_text=filter_text, order_by=order_by, limit=limit, token=token)
+        search = PageRequest(
+            filter_text=filter_text,
+            order_by=order_by,
+            limit=limit,
+            token=token,
+            bounds=Bounds(prompts=False),
+        )
         return find_documents(self._database, VERSION_SEARCH, document, search)
 
     def search_models(
@@ -270,7 +293,37 @@ class RegistryReader:
         search = PageRequest(filter_text=filter_text, order_by=order_by, limit=limit, token=token)
         with self._search_lock, self._database.read() as connection:
             rows, next_token = find_page(connection, MODEL_SEARCH, search)
-            return Page(tuple(to_model(connection, row) for row in rows), next_token)
+            return Page(tuple(to_models(connection, rows)), next_token)
+
+    def search_overviews(
+        self,
+        filter_text: str = "",
+        *,
+        order_by: Sequence[str] = (),
+        limit: int = 100,
+        token: str | None = None,
+    ) -> Page[ModelOverview]:
+        """Like `search_models`, with the newest version in each of MLflow's stages.
+
+        Prompts are found only by a filter for their tag.
+        """
+        search = PageRequest(
+            filter_text=filter_text,
+            order_by=order_by,
+            limit=limit,
+            token=token,
+            bounds=Bounds(prompts=False),
+        )
+        with self._search_lock, self._database.read() as connection:
+            rows, next_token = find_page(connection, MODEL_SEARCH, search)
+            return Page(tuple(read_overviews(connection, rows)), next_token)
+
+    def overview(self, model_id: str) -> ModelOverview:
+        """A model with the newest version in each of MLflow's stages; `NotFoundError` if there is none."""
+        check_text("model_id", model_id)
+        with self._database.read() as connection:
+            (found,) = read_overviews(connection, [find_model_with_tags(connection, model_id)])
+            return found
 
     def get_validation(self, model_id: str, version: ModelVersion) -> ValidationResult | None:
         """The newest validation of a version; `None` if none was recorded or the version does not exist."""
@@ -368,13 +421,19 @@ class RegistryReader:
             rows = connection.execute(query.limit(check_page_size(limit))).mappings()
             return [audit.to_entry(row) for row in rows]
 
-    def verify_audit(self, known: AuditHead | None = None) -> AuditHead:
+    def verify_audit(self, *known: AuditHead) -> AuditHead:
         """Recompute the hashes of the audit; `IntegrityError` names the first row that was tampered with.
 
-        `known` is a head that was noted earlier. The audit must still contain it.
+        The versions and aliases in the tables must be those that the audit tells of. `known` are heads that
+        were noted earlier. The audit must still contain them.
         """
         with self._database.read() as connection:
-            return audit.verify(connection, known)
+            return audit.verify(connection, *known)
+
+    def audit_head(self) -> AuditHead:
+        """The head of the audit as it is stored, without a check."""
+        with self._database.read() as connection:
+            return audit.read_head(connection)
 
 
 def _audited_key(connection: sa.Connection, model_id: str) -> int:

@@ -31,7 +31,7 @@ from tensorforge.registry.domain.filters import (
     parse_filter,
     parse_ordering,
 )
-from tensorforge.registry.domain.names import check_text, tag_digest
+from tensorforge.registry.domain.names import PROMPT_TAG, check_text, tag_digest
 from tensorforge.storage.database import Database
 from tensorforge.storage.prepared import Prepared, Row
 from tensorforge.validation import is_whole_number
@@ -115,9 +115,14 @@ _MILLISECONDS = {"creation_timestamp", "last_updated_timestamp", "timestamp"}
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """What restricts a search besides its filter: one model, and a range of versions, `low` <= v < `high`."""
+    """What restricts a search besides its filter.
+
+    That is one model, a range of versions, `low` <= v < `high`, and whether MLflow's prompts are searched
+    (`True`) or everything else (`False`).
+    """
 
     model_key: int | None = None
+    prompts: bool | None = None
     low: tuple[int, int, int] | None = None
     high: tuple[int, int, int] | None = None
 
@@ -185,6 +190,8 @@ def _plan(
 ) -> _Plan:
     check_text("filter", search.filter_text)
     comparisons = parse_filter(search.filter_text)
+    if search.bounds.prompts is not None:
+        search, comparisons = _without_prompt_filter(search, comparisons)
     orderings = parse_ordering(tuple(search.order_by))
     order, identity = _order(kind, orderings), _identity(search.filter_text, search.order_by)
     values: dict[str, Any] = {"limit": check_page_size(search.limit) + 1}
@@ -200,6 +207,7 @@ def _plan(
         orderings=orderings,
         follows=bool(search.token),
         bounds=tuple(name for name in _BOUNDS if getattr(search.bounds, name) is not None),
+        prompts=search.bounds.prompts,
         document=document,
     )
     statement = _prepare(kind.tags.name, shape)
@@ -207,6 +215,22 @@ def _plan(
 
 
 _BOUNDS = ("model_key", "low", "high")
+
+
+def _without_prompt_filter(
+    search: PageRequest, comparisons: tuple[Comparison, ...]
+) -> tuple[PageRequest, tuple[Comparison, ...]]:
+    """The search with its comparisons of the prompt tag replaced by a bound.
+
+    Without such a comparison, prompts are left out.
+    """
+    wanted = any(
+        each.operator == "=" and str(each.value).lower() == "true"
+        for each in comparisons
+        if each.tag == PROMPT_TAG
+    )
+    rest = tuple(each for each in comparisons if each.tag != PROMPT_TAG)
+    return replace(search, bounds=replace(search.bounds, prompts=wanted)), rest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -222,6 +246,7 @@ class _StatementShape:
     orderings: tuple[Ordering, ...]
     follows: bool
     bounds: tuple[str, ...]
+    prompts: bool | None
     document: Document | None
 
 
@@ -241,6 +266,9 @@ def _prepare(tags: str, shape: _StatementShape) -> Prepared:
         else:
             query = query.where(_condition(shape.dialect, kind, number, comparison))
     query = query.where(*(_bound(name) for name in shape.bounds))
+    if shape.prompts is not None:
+        is_prompt = _is_prompt(kind)
+        query = query.where(is_prompt if shape.prompts else ~is_prompt)
     if shape.follows:
         query = query.where(_after(order))
     if shape.document is not None:
@@ -273,6 +301,15 @@ def _in_one_row(page: sa.Select[Any]) -> sa.Select[Any]:
     return sa.select(*joined).select_from(found)
 
 
+def _is_prompt(kind: Searchable) -> sa.ColumnElement[bool]:
+    tags = kind.tags.alias()
+    mine = tags.c[kind.owner] == kind.key
+    marked = sa.and_(
+        tags.c.tag == constant(PROMPT_TAG), sa.func.lower(tags.c.value) == constant("true")
+    )
+    return sa.exists(sa.select(1).select_from(tags).where(mine, marked))
+
+
 def _bound(name: str) -> sa.ColumnElement[bool]:
     if name == "model_key":
         return VERSIONS.c.model_key == sa.bindparam("model_key")
@@ -295,6 +332,8 @@ def _order(kind: Searchable, orderings: tuple[Ordering, ...]) -> list[Direction]
     for ordering in orderings or kind.default:
         column = kind.key if ordering.field == "key" else _field(kind, ordering.field)
         chosen.append((column, ordering.descending))
+    if len({column.name for column, _ in chosen}) != len(chosen):
+        raise InvalidInputError("order_by contains duplicate fields")
     if all(column is not kind.key for column, _ in chosen):
         chosen.append((kind.key, chosen[0][1]))
     return chosen
@@ -372,9 +411,6 @@ def _condition(
         return _compare(dialect, _field(kind, comparison.field), number, comparison)
     tags = kind.tags.alias()
     mine = sa.and_(tags.c[kind.owner] == kind.key, tags.c.tag == sa.bindparam(f"tag{number}"))
-    if comparison.operator == "!=":
-        same = sa.and_(mine, tags.c.value == sa.bindparam(f"value{number}"))
-        return ~sa.exists(sa.select(1).select_from(tags).where(same))
     fits = _compare(dialect, tags.c.value, number, comparison)
     return sa.exists(sa.select(1).select_from(tags).where(mine, fits))
 

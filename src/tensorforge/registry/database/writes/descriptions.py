@@ -1,13 +1,15 @@
-"""Changes of a model's name, description and SLA, and of a version's description."""
+"""Changes of a model's name, description and SLA, and of a version's description and signature."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from tensorforge.registry.database.rows import to_sla, version_of
+from tensorforge.registry.database.rows import to_metadata, to_sla, version_of
 from tensorforge.registry.database.tables import VERSIONS
 from tensorforge.registry.database.writes.changes import Change
 from tensorforge.registry.domain.models import Sla
+from tensorforge.registry.domain.signatures import check_public_key, check_signature
 from tensorforge.storage.prepared import Row
 
 
@@ -43,11 +45,28 @@ def rename_model(change: Change, new_id: str) -> None:
 def set_sla(change: Change, sla: Sla | None) -> None:
     """Set the limits that every version must meet; `None` removes them."""
     latency, accuracy = (sla.max_latency_ms, sla.min_accuracy) if sla else (None, None)
-    change.update_model(sla_max_latency_ms=latency, sla_min_accuracy=accuracy)
+    keys = [check_public_key(key) for key in sla.signed_by] if sla else []
+    change.update_model(
+        sla_max_latency_ms=latency, sla_min_accuracy=accuracy, sla_signed_by=" ".join(keys)
+    )
     before = to_sla(change.model)
-    evidence = {
+    evidence: dict[str, Any] = {
         "max_latency_ms": latency,
         "min_accuracy": accuracy,
         "previous": before and [before.max_latency_ms, before.min_accuracy],
     }
+    if keys or (before and before.signed_by):
+        evidence["signed_by"] = keys
     change.record("set_sla", evidence=evidence)
+
+
+def sign_version(change: Change, version: Row, signature: str, public_key: str) -> None:
+    """Store a signature of a version, in place of an earlier one; `IntegrityError` if it does not fit."""
+    check_signature(to_metadata(version), signature, public_key)
+    change.connection.execute(
+        VERSIONS.update()
+        .where(VERSIONS.c.key == version["key"])
+        .values(signature=signature, signed_by=public_key, updated_us=change.now_us)
+    )
+    evidence = {"signature": signature, "signed_by": public_key}
+    change.record("sign", version=version_of(version), evidence=evidence)

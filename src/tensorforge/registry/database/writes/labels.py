@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping
 
 import sqlalchemy as sa
 
-from tensorforge.errors import InvalidInputError, NotFoundError
+from tensorforge.errors import ConflictError, InvalidInputError, NotFoundError
 from tensorforge.registry.database.rows import find_alias_or_none, version_of
 from tensorforge.registry.database.tables import ALIASES, MODEL_TAGS, VERSION_TAGS
 from tensorforge.registry.database.writes.changes import Change
+from tensorforge.registry.domain.deployment_lifecycle import SERVING_STATES
 from tensorforge.registry.domain.names import (
     MAX_TAGS,
     check_alias,
@@ -20,6 +21,7 @@ from tensorforge.registry.domain.names import (
 from tensorforge.registry.domain.versions import ModelVersion
 from tensorforge.storage.prepared import Prepared, Row
 
+_SERVING = frozenset(state.value for state in SERVING_STATES)
 _DELETE_ALIAS = Prepared(
     ALIASES.delete().where(
         ALIASES.c.model_key == sa.bindparam("of_model"), ALIASES.c.alias == sa.bindparam("named")
@@ -73,17 +75,35 @@ def insert_tags(
         _ADD_TAG[table.name].run(connection, row)
 
 
-def set_alias(change: Change, alias: str, version: ModelVersion) -> None:
-    """Point an alias at a version. An alias that points at another version is replaced."""
+def set_alias(
+    change: Change,
+    alias: str,
+    version: ModelVersion,
+    *,
+    protected: bool = False,
+    force: bool = False,
+) -> None:
+    """Point an alias at a version. An alias that points at another version is replaced.
+
+    A `protected` alias may point only at a version in canary or production, which has passed the lifecycle's
+    checks; otherwise `ConflictError`. `force` overrides that, and the audit shows it.
+    """
     check_alias(alias)
     row = change.find_version(version)
+    overridden = protected and row["state"] not in _SERVING
+    if overridden and not force:
+        raise ConflictError(
+            f"the alias {alias} of {change.model_id} is protected: {version} is in {row['state']}, but the "
+            "alias may point only at a version in canary or production"
+        )
     before = find_alias_or_none(change.connection, change.model_id, alias)
     if before is not None:
         _delete_alias(change, alias)
     added = {"model_key": change.model["key"], "alias": alias, "version_key": row["key"]}
     _ADD_ALIAS.run(change.connection, added)
     previous = "" if before is None else str(version_of(before))
-    change.record("set_alias", version=version, evidence={"alias": alias, "previous": previous})
+    evidence = {"alias": alias, "previous": previous}
+    change.record("set_alias", version=version, evidence=evidence, forced=overridden)
 
 
 def delete_alias(change: Change, alias: str) -> None:

@@ -22,10 +22,11 @@ from tensorforge.registry.database.rows import (
     find_model,
     find_model_or_none,
     parts_of,
+    record_digest,
     shape_of,
     version_of,
 )
-from tensorforge.registry.database.tables import MODELS, TENSORS, VERSION_TAGS, VERSIONS
+from tensorforge.registry.database.tables import MODEL_TAGS, MODELS, TENSORS, VERSION_TAGS, VERSIONS
 from tensorforge.registry.database.times import from_micros, to_micros
 from tensorforge.registry.database.writes.changes import Change
 from tensorforge.registry.database.writes.labels import insert_tags
@@ -64,6 +65,9 @@ def check_metadata(metadata: ModelMetadata) -> ModelMetadata:
         description=check_text("description", metadata.description, limit=MAX_TEXT),
         tags=check_tags(metadata.tags),
         lineage=_check_lineage(metadata.lineage),
+        download_uri=check_text("download_uri", metadata.download_uri, limit=2_000),
+        signature="",
+        signed_by="",
     )
 
 
@@ -92,12 +96,18 @@ def _check_lineage(lineage: Lineage) -> Lineage:
         step=None if lineage.step is None else check_whole("step", lineage.step),
         checkpoint_id=check_text("checkpoint_id", lineage.checkpoint_id, limit=500),
         run_link=check_text("run_link", lineage.run_link, limit=2_000),
+        logged_model_id=check_text("logged_model_id", lineage.logged_model_id, limit=500),
+        experiment_id=check_text("experiment_id", lineage.experiment_id, limit=500),
     )
 
 
 _MODEL_COLUMNS = [column.name for column in MODELS.columns if column.name != "key"]
 _ADD_MODEL = insert_if_absent(MODELS, _MODEL_COLUMNS)
-_NEW_MODEL = dict.fromkeys(_MODEL_COLUMNS) | {"last_number": 0, "version_count": 0}
+_NEW_MODEL = dict.fromkeys(_MODEL_COLUMNS) | {
+    "last_number": 0,
+    "version_count": 0,
+    "sla_signed_by": "",
+}
 
 
 def open_model(
@@ -121,6 +131,7 @@ def create_model(
     now_us: int,
     *,
     description: str = "",
+    tags: Mapping[str, str] | None = None,
     exist_ok: bool = False,
 ) -> Change:
     """Create a model without versions and begin a change to it.
@@ -135,6 +146,7 @@ def create_model(
             raise AlreadyExistsError(f"there is a model called {model_id!r} already")
         return Change(connection, find_model(connection, model_id, lock=True), actor, now_us)
     change = Change(connection, created, actor, now_us)
+    insert_tags(connection, MODEL_TAGS, "model_key", created["key"], tags or {})
     change.record("create_model")
     return change
 
@@ -196,7 +208,11 @@ def _insert_version(
         "register",
         version=metadata.version,
         to_state=DeploymentState.REGISTERED.value,
-        evidence={"checksum": metadata.checksum, "number": number},
+        evidence={
+            "checksum": metadata.checksum,
+            "number": number,
+            "record": record_digest(values),
+        },
     )
     return replace(
         metadata,
@@ -231,6 +247,11 @@ def _values(change: Change, metadata: ModelMetadata, number: int) -> dict[str, A
         "checkpoint_id": metadata.lineage.checkpoint_id,
         "run_link": metadata.lineage.run_link,
         "registered_by": change.actor.name,
+        "logged_model_id": metadata.lineage.logged_model_id,
+        "experiment_id": metadata.lineage.experiment_id,
+        "download_uri": metadata.download_uri,
+        "signature": "",
+        "signed_by": "",
     }
 
 

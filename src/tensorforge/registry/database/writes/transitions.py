@@ -37,6 +37,7 @@ from tensorforge.registry.domain.evidence import describe_evidence, evidence_pro
 from tensorforge.registry.domain.models import Actor, Rollback, Transition, ValidationResult
 from tensorforge.registry.domain.names import check_text
 from tensorforge.registry.domain.selection import assess_rollback, select_best_model
+from tensorforge.registry.domain.signatures import signature_problem
 from tensorforge.registry.domain.versions import ModelVersion
 from tensorforge.storage.prepared import Row
 
@@ -84,7 +85,7 @@ def make_transitions(
     previous = DeploymentState(row["state"])
     request.check(change.actor)
     for state in path:
-        sequence = _make_transition(change, row, state, request)
+        sequence = make_transition(change, row, state, request)
         request = replace(request, expected_revision=None)
         change, row = change.reload(), change.find_version(version)
     if request.retire_previous and row["state"] == DeploymentState.PRODUCTION.value:
@@ -92,7 +93,7 @@ def make_transitions(
     return Transition(metadata=to_metadata(row), previous=previous, audit_sequence=sequence)
 
 
-def _make_transition(
+def make_transition(
     change: Change, row: Row, target: DeploymentState, request: TransitionRequest
 ) -> int:
     """Take the version in `row` into `target`; returns the number of the audit row."""
@@ -110,11 +111,31 @@ def _make_transition(
         evidence=evidence,
         forced="overridden" in evidence,
     )
+    _update_serving(change, row, target, entry)
+    return int(entry["sequence"])
+
+
+def move_outside_lifecycle(change: Change, row: Row, target: DeploymentState, reason: str) -> None:
+    """Set a version's state along an edge that only MLflow has; the audit shows it as a `stage_move`."""
+    _set_state(change, row, target)
+    entry = change.record(
+        "stage_move",
+        version=version_of(row),
+        from_state=row["state"],
+        to_state=target.value,
+        reason=reason,
+    )
+    _update_serving(change, row, target, entry)
+
+
+def _update_serving(change: Change, row: Row, target: DeploymentState, entry: Row) -> None:
+    """Let the version serve that serves after the version in `row` entered `target`."""
     if target is DeploymentState.PRODUCTION:
         _set_serving(change, row, entry)
     elif change.model["production_key"] == row["key"]:
         _set_serving(change, _best(change, _standing_by(change, row)), entry)
-    return int(entry["sequence"])
+    else:
+        change.update_model()
 
 
 def _check_revision(row: Row, request: TransitionRequest) -> None:
@@ -138,6 +159,8 @@ def _require_evidence(
     record = latest_validation(change.connection, row["model_id"], row)
     sla = to_sla(change.model)
     problem = evidence_problem(record, current, row["revision"], sla)
+    if problem is None and sla is not None and sla.signed_by:
+        problem = signature_problem(to_metadata(row), sla.signed_by)
     if problem is None:
         return describe_evidence(record, sla)
     if not request.force:
@@ -203,7 +226,7 @@ def _retire_others(change: Change, serving: Row) -> None:
     """Deprecate every version in production except the one that serves."""
     request = TransitionRequest(reason=f"replaced by {version_of(serving)}")
     for other in _standing_by(change, serving):
-        _make_transition(change, other, DeploymentState.DEPRECATED, request)
+        make_transition(change, other, DeploymentState.DEPRECATED, request)
 
 
 def roll_back(change: Change, target: ModelVersion | None, request: TransitionRequest) -> Rollback:

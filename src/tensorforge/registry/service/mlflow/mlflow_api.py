@@ -9,9 +9,9 @@ is read as one. Every version shows its version and state as the tags `tensorfor
 from __future__ import annotations
 
 import functools
-import itertools
-from collections.abc import Callable
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import parse_qsl
 
@@ -20,16 +20,15 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from tensorforge.errors import (
+    AlreadyExistsError,
+    ConflictError,
     InvalidInputError,
     NotFoundError,
-    TransitionError,
 )
-from tensorforge.registry.database.writes.transitions import FORCE, TransitionRequest
-from tensorforge.registry.domain.deployment_lifecycle import (
-    DEPLOYMENT_LIFECYCLE,
-    DeploymentState,
-    needs_evidence,
-)
+from tensorforge.registry.artifacts import version_folder
+from tensorforge.registry.database.reads.overviews import ModelOverview
+from tensorforge.registry.database.writes.stage_moves import StageRequest
+from tensorforge.registry.domain.mlflow_stages import STAGES, stage_of
 from tensorforge.registry.domain.models import ModelMetadata
 from tensorforge.registry.domain.names import check_name
 from tensorforge.registry.domain.version_ranges import is_range
@@ -41,10 +40,12 @@ from tensorforge.registry.service.endpoints import (
     read_limited,
 )
 from tensorforge.registry.service.error_responses import json_response
+from tensorforge.registry.service.mlflow import webhooks_api
 from tensorforge.registry.service.mlflow.mlflow_documents import VERSION_DOCUMENT
 from tensorforge.registry.service.mlflow.mlflow_wire import (
+    MODEL_ORDER,
     PREFIX,
-    STAGES,
+    VERSION_ORDER,
     Aliased,
     CreateModel,
     CreateVersion,
@@ -62,11 +63,11 @@ from tensorforge.registry.service.mlflow.mlflow_wire import (
     VersionDescribed,
     VersionDropTag,
     VersionSetTag,
+    is_copy,
     model_body,
     new_version,
     plain_tags,
     refuse_reserved,
-    stage_of,
     version_body,
 )
 from tensorforge.registry.service.operations import (
@@ -76,6 +77,7 @@ from tensorforge.registry.service.operations import (
     read_query,
     require_scope,
 )
+from tensorforge.registry.sources import ResolvedSource
 from tensorforge.registry.tokens import Scope
 
 _DEFAULT_MODELS = 100
@@ -96,24 +98,7 @@ def _find(call: Call, name: str, version: str) -> ModelMetadata:
 
 
 def _model(call: Call, name: str) -> Json:
-    model = call.registry.get_model(check_name("name", name))
-    numbers = {
-        alias: metadata.number
-        for alias, version in model.aliases.items()
-        if (metadata := call.registry.get(name, version)) is not None
-    }
-    return {"registered_model": model_body(model, _latest(call, name), numbers)}
-
-
-def _latest(call: Call, name: str) -> list[ModelMetadata]:
-    found = (_latest_in(call, name, stage) for stage in STAGES)
-    return [metadata for metadata in found if metadata is not None]
-
-
-def _latest_in(call: Call, name: str, stage: str) -> ModelMetadata | None:
-    if stage == "Production":
-        return call.registry.production(name)
-    return call.registry.latest_in_state(name, STAGES[stage])
+    return {"registered_model": model_body(call.registry.overview(check_name("name", name)))}
 
 
 def create_model(call: Call) -> Json:
@@ -121,10 +106,13 @@ def create_model(call: Call) -> Json:
     body: CreateModel = call.body
     name = check_name("name", body.name)
     tags = plain_tags(body.tags)
-    made = call.registry.create_model(
-        name, description=body.description or "", tags=tags, actor=call.actor
-    )
-    return {"registered_model": model_body(made, [], {})}
+    try:
+        made = call.registry.create_model(
+            name, description=body.description or "", tags=tags, actor=call.actor
+        )
+    except AlreadyExistsError as error:
+        raise AlreadyExistsError(f"Registered Model (name={name}) already exists.") from error
+    return {"registered_model": model_body(ModelOverview(made, (), {}))}
 
 
 def get_model(call: Call) -> Json:
@@ -134,7 +122,13 @@ def get_model(call: Call) -> Json:
 
 def rename_model(call: Call) -> Json:
     """`registered-models/rename`."""
-    call.registry.rename_model(call.body.name, call.body.new_name, actor=call.actor)
+    body: RenameModel = call.body
+    require_scope(Scope.ADMIN, call.principal, body.new_name)
+    try:
+        call.registry.rename_model(body.name, body.new_name, actor=call.actor)
+    except AlreadyExistsError as error:
+        message = f"Registered Model (name={body.new_name}) already exists."
+        raise AlreadyExistsError(message) from error
     return _model(call, call.body.new_name)
 
 
@@ -153,10 +147,9 @@ def delete_model(call: Call) -> Json:
 def search_models(call: Call) -> Json:
     """`registered-models/search`."""
     body: Search = call.body
-    page = call.registry.search_models(
-        body.filter, **body.options(default=_DEFAULT_MODELS, most=1_000)
-    )
-    found = [_model(call, model.model_id)["registered_model"] for model in page.items]
+    options = body.options(default=_DEFAULT_MODELS, most=1_000, order=MODEL_ORDER)
+    page = call.registry.search_overviews(body.filter, **options)
+    found = [model_body(each) for each in page.items]
     return _page("registered_models", found, page.next_token)
 
 
@@ -177,17 +170,19 @@ def latest_versions(call: Call) -> Json:
     """`registered-models/get-latest-versions`: the highest version in each stage or range."""
     body: LatestVersions = call.body
     name = check_name("name", body.name)
-    call.registry.get_model(name)
+    latest = call.registry.overview(name).latest
     if not body.stages:
-        return {"model_versions": [version_body(each) for each in _latest(call, name)]}
-    found = [_stage_or_range(call, name, stage) for stage in body.stages]
+        return {"model_versions": [version_body(each) for each in latest]}
+    found = [_stage_or_range(call, name, stage, latest) for stage in body.stages]
     return {"model_versions": [version_body(each) for each in found if each is not None]}
 
 
-def _stage_or_range(call: Call, name: str, text: str) -> ModelMetadata | None:
+def _stage_or_range(
+    call: Call, name: str, text: str, latest: Sequence[ModelMetadata]
+) -> ModelMetadata | None:
     stage = stage_of(text)
     if stage is not None:
-        return _latest_in(call, name, stage)
+        return next((each for each in latest if each.state in STAGES[stage]), None)
     if not is_range(text):
         known = ", ".join(STAGES)
         raise InvalidInputError(
@@ -199,31 +194,79 @@ def _stage_or_range(call: Call, name: str, text: str) -> ModelMetadata | None:
 def set_alias(call: Call) -> Json:
     """`registered-models/alias`, POST."""
     body: Aliased = call.body
+    rule = call.alias_rule(body.alias)
     metadata = _find(call, body.name, body.version)
-    call.registry.set_alias(body.name, body.alias, metadata.version, actor=call.actor)
+    call.registry.set_alias(body.name, body.alias, metadata.version, actor=call.actor, **rule)
     return {}
 
 
 def get_alias(call: Call) -> Json:
     """`registered-models/alias`, GET."""
-    metadata = call.registry.get_by_alias(call.body.name, call.body.alias)
+    body: NamedAlias = call.body
+    if body.alias.lower() == "latest":
+        newest = call.registry.newest(body.name)
+        if newest is not None:
+            return {"model_version": version_body(newest)}
+    try:
+        metadata = call.registry.get_by_alias(body.name, body.alias)
+    except NotFoundError as error:
+        _require_model(call, body.name)
+        raise InvalidInputError(f"Registered model alias {body.alias} not found.") from error
     return {"model_version": version_body(metadata)}
 
 
 def delete_alias(call: Call) -> Json:
-    """`registered-models/alias`, DELETE."""
-    call.registry.delete_alias(call.body.name, call.body.alias, actor=call.actor)
+    """`registered-models/alias`, DELETE: deleting an alias that does not exist changes nothing."""
+    body: NamedAlias = call.body
+    call.alias_rule(body.alias)
+    try:
+        call.registry.delete_alias(body.name, body.alias, actor=call.actor)
+    except NotFoundError:
+        _require_model(call, body.name)
     return {}
 
 
+def _require_model(call: Call, name: str) -> None:
+    call.registry.get_model(name)
+
+
+def resolve_source(call: Call) -> ResolvedSource:
+    """Where the files of a new version lie, and where they came from, as far as this can be found out."""
+    body: CreateVersion = call.body
+    copied = _COPIED.fullmatch(body.source)
+    if copied is not None:
+        origin = call.registry.get_by_number(copied[1], int(copied[2]))
+        if origin is not None:
+            return ResolvedSource(
+                uri=origin.download_uri or origin.source,
+                run_id=origin.lineage.run_id,
+                logged_model_id=origin.lineage.logged_model_id,
+                experiment_id=origin.lineage.experiment_id,
+            )
+    if call.options.sources is None:
+        return ResolvedSource()
+    return call.options.sources.resolve(body.source, body.model_id or "")
+
+
+_COPIED = re.compile(r"models:/([^/@]+)/(\d{1,18})")
+
+
 def create_version(call: Call) -> Json:
-    """`model-versions/create`: the version in the tag `tensorforge.version`, or the next minor version."""
+    """`model-versions/create`: the version in the tag `tensorforge.version`, or the next minor version.
+
+    A copy of a version gets the version of its original if the model does not have that yet.
+    """
     body: CreateVersion = call.body
     check_name("name", body.name)
-    metadata, wanted = new_version(body)
+    metadata, wanted = new_version(body, call.prepared or ResolvedSource())
     if wanted is not None:
-        stored = call.registry.register(metadata, actor=call.actor, must_exist=True)
-    else:
+        try:
+            stored = call.registry.register(metadata, actor=call.actor, must_exist=True)
+        except ConflictError:
+            if not is_copy(body):
+                raise
+            wanted = None
+    if wanted is None:
         stored, _ = call.registry.register_next(
             metadata, least=Bump.MINOR, actor=call.actor, must_exist=True
         )
@@ -236,8 +279,13 @@ def get_version(call: Call) -> Json:
 
 
 def download_uri(call: Call) -> Json:
-    """`model-versions/get-download-uri`: the source as it was registered."""
-    return {"artifact_uri": _find(call, call.body.name, call.body.version).source}
+    """`model-versions/get-download-uri`: where the files lie, or the source as it was registered."""
+    metadata = _find(call, call.body.name, call.body.version)
+    artifacts = call.options.artifacts
+    folder = version_folder(metadata.model_id, metadata.number)
+    if artifacts is not None and artifacts.has_files(folder):
+        return {"artifact_uri": f"mlflow-artifacts:/{folder}"}
+    return {"artifact_uri": metadata.download_uri or metadata.source}
 
 
 def update_version(call: Call) -> Json:
@@ -260,7 +308,7 @@ def delete_version(call: Call) -> Json:
 def search_versions(call: Call) -> Json:
     """`model-versions/search`."""
     body: Search = call.body
-    options = body.options(default=_DEFAULT_VERSIONS, most=_DEFAULT_VERSIONS)
+    options = body.options(default=_DEFAULT_VERSIONS, most=200_000, order=VERSION_ORDER)
     found, token = call.registry.search_version_documents(VERSION_DOCUMENT, body.filter, **options)
     return _page("model_versions", msgspec.Raw(f"[{found}]".encode()), token)
 
@@ -285,7 +333,7 @@ def delete_version_tag(call: Call) -> Json:
 
 
 def transition(call: Call) -> Json:
-    """`model-versions/transition-stage`: the shortest path to the stage, in one transaction.
+    """`model-versions/transition-stage`: the way into the stage, and all that it causes, in one transaction.
 
     A transition that needs evidence and has none is refused, unless the token has the scope `registry:force`.
     The audit then shows that the transition was forced.
@@ -296,60 +344,19 @@ def transition(call: Call) -> Json:
         raise InvalidInputError(
             f"Invalid Model Version stage: {body.stage[:60]!r}. Use one of {', '.join(STAGES)}"
         )
+    if body.archive_existing_versions and stage not in ("Staging", "Production"):
+        raise InvalidInputError(
+            f"Model version transition cannot archive existing model versions because {stage!r} is not an "
+            "Active stage. Valid stages are Staging, Production"
+        )
     metadata = _find(call, body.name, body.version)
-    if metadata.state not in STAGES[stage]:
-        metadata = _enter_stage(call, metadata, stage, archive=body.archive_existing_versions)
-    return {"model_version": version_body(metadata)}
-
-
-_TARGETS = {
-    "None": DeploymentState.REGISTERED,
-    "Staging": DeploymentState.STAGING,
-    "Production": DeploymentState.PRODUCTION,
-    "Archived": DeploymentState.ARCHIVED,
-}
-
-
-def _enter_stage(
-    call: Call, metadata: ModelMetadata, stage: str, *, archive: bool
-) -> ModelMetadata:
-    target = _TARGETS[stage]
-    path = DEPLOYMENT_LIFECYCLE.shortest_path(metadata.state, target)
-    # A version that is to be archived must not serve on the way.
-    if path is None or DeploymentState.PRODUCTION in path[1:-1]:
-        allowed = DEPLOYMENT_LIFECYCLE.allowed(metadata.state)
-        raise TransitionError("model version", metadata.state, target, allowed)
-    others = _others_in(call, metadata, stage) if archive else []
-    gated = any(needs_evidence(a, b) for a, b in itertools.pairwise(path))
-    force = gated and FORCE in call.actor.scopes
-    entered = _make_transitions(call, metadata, path[1:], force=force)
-    for other in others:
-        goal = DeploymentState.ARCHIVED if stage == "Production" else DeploymentState.REGISTERED
-        down = DEPLOYMENT_LIFECYCLE.shortest_path(other.state, goal)
-        _make_transitions(call, other, (down or ())[1:], force=False)
-    return entered
-
-
-def _others_in(call: Call, metadata: ModelMetadata, stage: str) -> list[ModelMetadata]:
-    states = ", ".join(f"'{state.value}'" for state in STAGES[stage])
-    page = call.registry.search_versions(
-        f"state IN ({states})", model_id=metadata.model_id, limit=1_000
+    request = StageRequest(
+        stage=stage,
+        archive_existing=body.archive_existing_versions,
+        moves=call.options.stage_moves,
     )
-    return [other for other in page.items if other.version != metadata.version]
-
-
-def _make_transitions(
-    call: Call, metadata: ModelMetadata, path: tuple[DeploymentState, ...], *, force: bool
-) -> ModelMetadata:
-    request = TransitionRequest(
-        reason="transition-stage by an MLflow client",
-        force=force,
-        expected_revision=metadata.revision,
-    )
-    done = call.registry.transition_path(
-        metadata.model_id, metadata.version, path, request, actor=call.actor
-    )
-    return done.metadata
+    entered = call.registry.enter_stage(body.name, metadata.version, request, actor=call.actor)
+    return {"model_version": version_body(entered)}
 
 
 def _page(key: str, items: list[Json] | msgspec.Raw, token: str | None) -> Json:
@@ -365,6 +372,10 @@ class MlflowOperation:
     scope: Scope
     body: type[MlflowRequest]
     run: Callable[[Call], Json]
+    prepare: Callable[[Call], Any] | None = None
+    """Work that may wait for another server; it is done before the change begins."""
+    writes: bool = True
+    """Whether the operation writes to the database, if its method and scope allow that."""
 
     @property
     def name(self) -> str:
@@ -372,7 +383,7 @@ class MlflowOperation:
         return f"mlflow_{self.run.__name__}"
 
 
-_M, _V = "registered-models/", "model-versions/"
+_M, _V, _W, _ONE = "registered-models/", "model-versions/", "webhooks", "webhooks/{webhook_id}"
 OPERATIONS = (
     MlflowOperation("POST", f"{_M}create", Scope.WRITE, CreateModel, create_model),
     MlflowOperation("GET", f"{_M}get", Scope.READ, Named, get_model),
@@ -390,7 +401,9 @@ OPERATIONS = (
     MlflowOperation("POST", f"{_M}alias", Scope.WRITE, Aliased, set_alias),
     MlflowOperation("GET", f"{_M}alias", Scope.READ, NamedAlias, get_alias),
     MlflowOperation("DELETE", f"{_M}alias", Scope.WRITE, NamedAlias, delete_alias),
-    MlflowOperation("POST", f"{_V}create", Scope.WRITE, CreateVersion, create_version),
+    MlflowOperation(
+        "POST", f"{_V}create", Scope.WRITE, CreateVersion, create_version, resolve_source
+    ),
     MlflowOperation("GET", f"{_V}get", Scope.READ, NamedVersion, get_version),
     MlflowOperation("GET", f"{_V}get-download-uri", Scope.READ, NamedVersion, download_uri),
     MlflowOperation("PATCH", f"{_V}update", Scope.WRITE, VersionDescribed, update_version),
@@ -399,6 +412,25 @@ OPERATIONS = (
     MlflowOperation("POST", f"{_V}transition-stage", Scope.TRANSITION, TransitionStage, transition),
     MlflowOperation("POST", f"{_V}set-tag", Scope.WRITE, VersionSetTag, set_version_tag),
     MlflowOperation("DELETE", f"{_V}delete-tag", Scope.WRITE, VersionDropTag, delete_version_tag),
+    MlflowOperation(
+        "POST", _W, Scope.ADMIN, webhooks_api.WebhookFields, webhooks_api.create_webhook
+    ),
+    MlflowOperation("GET", _W, Scope.ADMIN, webhooks_api.ListWebhooks, webhooks_api.list_webhooks),
+    MlflowOperation("GET", _ONE, Scope.ADMIN, webhooks_api.OneWebhook, webhooks_api.get_webhook),
+    MlflowOperation(
+        "PATCH", _ONE, Scope.ADMIN, webhooks_api.WebhookFields, webhooks_api.update_webhook
+    ),
+    MlflowOperation(
+        "DELETE", _ONE, Scope.ADMIN, webhooks_api.OneWebhook, webhooks_api.delete_webhook
+    ),
+    MlflowOperation(
+        "POST",
+        f"{_ONE}/test",
+        Scope.ADMIN,
+        webhooks_api.TryWebhook,
+        webhooks_api.try_webhook,
+        writes=False,
+    ),
 )
 
 _QUICK = frozenset({get_model, get_version, get_alias, download_uri, latest_versions})
@@ -418,18 +450,39 @@ async def _perform(
     context: ServiceContext, operation: MlflowOperation, request: HttpRequest
 ) -> Response:
     principal = request.scope["tensorforge.principal"]
-    require_scope(operation.scope, principal)
     if operation.method == "GET":
         body = read_query(operation.body, _query_parameters(request, operation.body))
     else:
-        body = read_body(operation.body, await read_limited(request, context.limits))
+        body = read_body(operation.body, await read_limited(request, context.limits) or b"{}")
+    name = getattr(body, "name", None) if isinstance(body, Named) else None
+    require_scope(operation.scope, principal, name)
     call = context.call(request, principal, body=body)
-    changes = may_change(operation.method, operation.scope)
+    if operation.prepare is not None:
+        call = replace(call, prepared=await context.run(operation.prepare, call))
+    changes = may_change(operation.method, operation.scope) and operation.writes
     return await context.run(_run, operation, call, quick=operation.run in _QUICK, changes=changes)
 
 
 def _run(operation: MlflowOperation, call: Call) -> Response:
-    return json_response(200, operation.run(call))
+    try:
+        return json_response(200, operation.run(call))
+    except NotFoundError as error:
+        raise _in_mlflows_words(call, error) from error
+
+
+def _in_mlflows_words(call: Call, error: NotFoundError) -> NotFoundError:
+    """The same error with the text that MLflow's clients look for."""
+    name, version = getattr(call.body, "name", None), getattr(call.body, "version", None)
+    if not isinstance(call.body, Named) or name is None:
+        return error
+    try:
+        call.registry.get_model(name)
+    except NotFoundError:
+        if version is None or isinstance(call.body, Aliased):
+            return NotFoundError(f"Registered Model with name={name} not found")
+    if version is not None:
+        return NotFoundError(f"Model Version (name={name}, version={version}) not found")
+    return error
 
 
 def _query_parameters(request: HttpRequest, kind: type[MlflowRequest]) -> Json:

@@ -18,7 +18,8 @@ from tensorforge.registry.database.dialects import (
 )
 from tensorforge.registry.database.reads.search import Document
 from tensorforge.registry.database.tables import ALIASES, MODELS, VERSION_TAGS, VERSIONS
-from tensorforge.registry.service.mlflow.mlflow_wire import STAGES, STATE_TAG, VERSION_TAG
+from tensorforge.registry.domain.mlflow_stages import STAGES
+from tensorforge.registry.service.mlflow.mlflow_wire import STATE_TAG, VERSION_TAG
 
 _MILLI = sa.literal_column("1000", sa.BigInteger)
 
@@ -61,6 +62,7 @@ def _fields() -> sa.ColumnElement[str]:
         "source": row.source,
         "run_id": row.run_id,
         "run_link": row.run_link,
+        "model_id": row.logged_model_id,
         "status": constant("READY"),
     }
     return JsonObject(*(part for key, value in fields.items() for part in (constant(key), value)))

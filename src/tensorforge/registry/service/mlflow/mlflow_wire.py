@@ -10,11 +10,13 @@ import msgspec
 from msgspec import Meta
 
 from tensorforge.errors import AlreadyExistsError, InvalidInputError
+from tensorforge.registry.database.reads.overviews import ModelOverview
 from tensorforge.registry.database.times import to_micros
-from tensorforge.registry.domain.deployment_lifecycle import DeploymentState
-from tensorforge.registry.domain.models import Lineage, ModelMetadata, RegisteredModel
+from tensorforge.registry.domain.mlflow_stages import STAGES
+from tensorforge.registry.domain.models import Lineage, ModelMetadata
 from tensorforge.registry.domain.versions import ModelVersion, require_version
 from tensorforge.registry.service.shared_wire import ErrorAnswer
+from tensorforge.registry.sources import ResolvedSource
 
 PREFIX = "/api/2.0/mlflow/"
 
@@ -22,16 +24,7 @@ VERSION_TAG = "tensorforge.version"
 STATE_TAG = "tensorforge.state"
 RESERVED_TAGS = frozenset({VERSION_TAG, STATE_TAG})
 
-STAGES = {
-    "None": (DeploymentState.REGISTERED, DeploymentState.VALIDATING),
-    "Staging": (DeploymentState.STAGING, DeploymentState.CANARY),
-    "Production": (DeploymentState.PRODUCTION,),
-    "Archived": (DeploymentState.DEPRECATED, DeploymentState.ARCHIVED),
-}
-"""The states that each of MLflow's stages stands for."""
-
 _BY_STATE = {state.value: stage for stage, states in STAGES.items() for state in states}
-_BY_LOWER = {stage.lower(): stage for stage in STAGES}
 
 _ERROR_CODES = {
     400: "INVALID_PARAMETER_VALUE",
@@ -153,6 +146,7 @@ class CreateVersion(Named):
     run_link: str | None = None
     description: str | None = None
     tags: list[Tag] = []
+    model_id: str | None = None
 
 
 class Search(MlflowRequest):
@@ -163,21 +157,34 @@ class Search(MlflowRequest):
     order_by: list[str] = []
     page_token: str | None = None
 
-    def options(self, *, default: int, most: int) -> dict[str, Any]:
-        """The arguments of the registry's search methods, with at most `most` results."""
+    def options(self, *, default: int, most: int, order: tuple[str, ...]) -> dict[str, Any]:
+        """The arguments of the registry's search methods.
+
+        `order` sorts what `order_by` leaves undecided, each field as `name ASC`.
+        """
         wanted = default if self.max_results is None else self.max_results
-        if wanted < 1:
-            raise InvalidInputError(f"max_results = {wanted}: must be positive")
+        if not 1 <= wanted <= most:
+            raise InvalidInputError(
+                f"Invalid value {wanted} for parameter 'max_results' supplied: It must be a positive "
+                f"integer of at most {most}"
+            )
+        clauses = [clause for clause in self.order_by if clause]
+        named = {clause.split()[0].strip('`"').lower() for clause in clauses if clause.split()}
+        rest = order if clauses else (_NEWEST_FIRST, *order)
+        if order == MODEL_ORDER and not clauses:
+            rest = order
+        clauses += [clause for clause in rest if clause.split()[0] not in named]
         return {
-            "limit": min(wanted, most),
-            "order_by": [clause for clause in self.order_by if clause],
+            "limit": min(wanted, _LARGEST_PAGE),
+            "order_by": clauses,
             "token": self.page_token or None,
         }
 
 
-def stage_of(text: str) -> str | None:
-    """The stage that a text names, in any case; `None` if it names none."""
-    return _BY_LOWER.get(text.lower())
+_NEWEST_FIRST = "last_updated_timestamp DESC"
+_LARGEST_PAGE = 10_000
+MODEL_ORDER = ("name ASC",)
+VERSION_ORDER = ("name ASC", "version_number DESC")
 
 
 def plain_tags(tags: list[Tag]) -> dict[str, str]:
@@ -191,7 +198,14 @@ def refuse_reserved(key: str) -> None:
         raise InvalidInputError(f"the tag {key} is set by the registry and cannot be changed")
 
 
-def new_version(body: CreateVersion) -> tuple[ModelMetadata, ModelVersion | None]:
+def is_copy(body: CreateVersion) -> bool:
+    """Whether a client copies another version: only then does it send the tag that tells a state."""
+    return any(tag.key == STATE_TAG for tag in body.tags)
+
+
+def new_version(
+    body: CreateVersion, found: ResolvedSource
+) -> tuple[ModelMetadata, ModelVersion | None]:
     """The metadata of a new version, and the version in its tags, if they have one."""
     tags = plain_tags(body.tags)
     asked = tags.pop(VERSION_TAG, None)
@@ -210,7 +224,13 @@ def new_version(body: CreateVersion) -> tuple[ModelMetadata, ModelVersion | None
         tags=tags,
         source=body.source,
         description=body.description or "",
-        lineage=Lineage(run_id=body.run_id or "", run_link=body.run_link or ""),
+        lineage=Lineage(
+            run_id=body.run_id or found.run_id,
+            run_link=body.run_link or "",
+            logged_model_id=body.model_id or found.logged_model_id,
+            experiment_id=found.experiment_id,
+        ),
+        download_uri=found.uri,
     )
     return metadata, wanted
 
@@ -237,24 +257,24 @@ def version_body(metadata: ModelMetadata) -> dict[str, Any]:
         "source": metadata.source,
         "run_id": metadata.lineage.run_id,
         "run_link": metadata.lineage.run_link,
+        "model_id": metadata.lineage.logged_model_id,
         "status": "READY",
         "tags": _tags({**metadata.tags, VERSION_TAG: str(metadata.version), STATE_TAG: state}),
         "aliases": metadata.aliases,
     }
 
 
-def model_body(
-    model: RegisteredModel, latest: list[ModelMetadata], numbers: dict[str, int]
-) -> dict[str, Any]:
+def model_body(found: ModelOverview) -> dict[str, Any]:
     """A model in MLflow's format."""
+    model = found.model
     return {
         "name": model.model_id,
         "creation_timestamp": _millis(model.created_at),
         "last_updated_timestamp": _millis(model.updated_at),
         "description": model.description,
-        "latest_versions": [version_body(metadata) for metadata in latest],
+        "latest_versions": [version_body(metadata) for metadata in found.latest],
         "tags": _tags(model.tags),
-        "aliases": [{"alias": a, "version": str(n)} for a, n in numbers.items()],
+        "aliases": [{"alias": a, "version": str(n)} for a, n in found.alias_numbers.items()],
     }
 
 

@@ -57,7 +57,7 @@ def create_webhook(call: Call) -> Reply:
         model_id=body.model_id,
         created_by=call.actor.name,
         now_us=to_micros(datetime.now(UTC)),
-        allow_private=call.allow_private_webhooks,
+        allow_private=call.options.allow_private_webhooks,
     )
     return Reply(body=WebhookAnswer.of(webhook))
 

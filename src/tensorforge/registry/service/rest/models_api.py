@@ -5,7 +5,13 @@ from __future__ import annotations
 import msgspec
 
 from tensorforge.registry.domain.versions import ModelVersion, require_version
-from tensorforge.registry.service.operations import CREATES_ONCE, Call, OperationTable, Reply
+from tensorforge.registry.service.operations import (
+    CREATES_ONCE,
+    Call,
+    OperationTable,
+    Reply,
+    require_scope,
+)
 from tensorforge.registry.service.rest.models_wire import (
     CreateModel,
     HistoryPage,
@@ -89,6 +95,7 @@ def delete_model(call: Call) -> Reply:
 )
 def rename_model(call: Call) -> Reply:
     """Give a model another name; its versions and history stay with it."""
+    require_scope(Scope.ADMIN, call.principal, call.body.model_id)
     model = call.registry.rename_model(call.model_id, call.body.model_id, actor=call.actor)
     return Reply(body=model_answer(model))
 
@@ -101,17 +108,20 @@ def tag_model(call: Call) -> Reply:
     return get_model(call)
 
 
-@OPERATIONS.declare("PUT", _ALIAS, Scope.WRITE, body=PointAlias, answer=ModelAnswer)
+@OPERATIONS.declare("PUT", _ALIAS, Scope.WRITE, body=PointAlias, answer=ModelAnswer, errors=(409,))
 def point_alias(call: Call) -> Reply:
     """Point an alias at a version; an alias that points at another version is replaced."""
     version = require_version(call.body.version)
-    call.registry.set_alias(call.model_id, call.path["alias"], version, actor=call.actor)
+    alias = call.path["alias"]
+    rule = call.alias_rule(alias)
+    call.registry.set_alias(call.model_id, alias, version, actor=call.actor, **rule)
     return get_model(call)
 
 
 @OPERATIONS.declare("DELETE", _ALIAS, Scope.WRITE, status=204)
 def drop_alias(call: Call) -> Reply:
     """Remove an alias."""
+    call.alias_rule(call.path["alias"])
     call.registry.delete_alias(call.model_id, call.path["alias"], actor=call.actor)
     return Reply()
 

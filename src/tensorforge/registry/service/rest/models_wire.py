@@ -28,13 +28,20 @@ class SlaBody(WireRequest):
 
     max_latency_ms: Annotated[float, Meta(gt=0)]
     min_accuracy: float
+    signed_by: Annotated[list[Annotated[str, Meta(max_length=100)]], Meta(max_length=20)] = (
+        msgspec.field(default_factory=list)
+    )
 
 
 def sla_of(body: SlaBody | None) -> Sla | None:
     """The SLA in a request, or `None` if it has none."""
     if body is None:
         return None
-    return Sla(max_latency_ms=body.max_latency_ms, min_accuracy=body.min_accuracy)
+    return Sla(
+        max_latency_ms=body.max_latency_ms,
+        min_accuracy=body.min_accuracy,
+        signed_by=tuple(body.signed_by),
+    )
 
 
 class CreateModel(WireRequest):

@@ -37,7 +37,7 @@ def test_a_version_goes_from_registration_to_production_over_http(client):
     sla = {"max_latency_ms": 20, "min_accuracy": 0.8}
     made = client.post(BASE, json={"model_id": "ranker", "sla": sla, "tags": {"team": "x"}})
     assert made.status_code == 201
-    assert made.json()["sla"] == sla
+    assert made.json()["sla"] == {**sla, "signed_by": []}
     created = create(client, "1.0.0", checksum="sha256:1", tags={"a": "b"})
     assert created.status_code == 201
     assert created.headers["etag"] == '"0"'
@@ -188,7 +188,7 @@ def test_the_source_is_kept_as_text_and_never_opened(client, tmp_path):
 
 
 BAD = [
-    ("POST", BASE, {"model_id": "x" * 201}),
+    ("POST", BASE, {"model_id": "x" * 257}),
     ("POST", BASE, {"model_id": "x" * 90_000}),
     ("POST", BASE, {"model_id": "../../etc"}),
     ("POST", BASE, {"model_id": "a/b"}),
@@ -197,7 +197,6 @@ BAD = [
     ("POST", BASE, {"model_id": None}),
     ("POST", BASE, {"model_id": "m", "surprise": 1}),
     ("POST", BASE, {"model_id": "m", "tags": {"../x": "v"}}),
-    ("POST", BASE, {"model_id": "m", "tags": {"k": "v" * 5001}}),
     ("POST", BASE, {"model_id": "m", "tags": ["k"]}),
     ("POST", BASE, {"model_id": "m", "sla": {"max_latency_ms": -1, "min_accuracy": 0}}),
     ("POST", BASE, []),
