@@ -234,7 +234,7 @@ ACTIVATION_FD = Variable(
     name="TENSORFORGE_ACTIVATION_FD",
     kind=NUMBER,
     reader=Reader.CHILD,
-    meaning="File descriptor of the pipe from which a spare process reads one byte when it becomes a worker.",
+    meaning="File descriptor of the pipe from which a spare process reads one line when it becomes a worker.",
     otherwise="The process is a worker at once.",
 )
 PRELOAD = Variable(

@@ -12,6 +12,7 @@ from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
     CoordinatorStarted,
     GenerationFormed,
+    HostNotice,
     StacksDumped,
     StopRequested,
     TargetChanged,
@@ -21,6 +22,9 @@ from tensorforge.launch.supervisor.events import (
     WorkerJoined,
     WorkerLost,
     WorkerReleased,
+    WorkerStarted,
+    WorkerUnplaceable,
+    WorkerVanished,
 )
 from tensorforge.launch.supervisor.exit_codes import UserFailure
 from tensorforge.launch.supervisor.instructions import (
@@ -55,6 +59,7 @@ class Launched(RuleBasedStateMachine):
             max_workers=workers + slack,
             standbys=standbys,
             max_restarts=restarts,
+            max_host_failures=2,
             restart_window=1e9,
             hang_timeout=20.0,
             join_timeout=20.0,
@@ -63,7 +68,7 @@ class Launched(RuleBasedStateMachine):
         self.running: set[str] = set()
         self.leaving: set[str] = set()
         self.names: set[str] = set()
-        self.failures = 0
+        self.failures = self.host_failures = 0
         self.asked_for = workers + standbys
         self.ended = None
         self.shrunk_at = None
@@ -110,6 +115,26 @@ class Launched(RuleBasedStateMachine):
         self.tell(WorkerExited(name, code, told if raised and code > 0 else None))
 
     @has_workers
+    @rule(share=shares, host=st.sampled_from(["a", "b"]))
+    def a_worker_is_placed(self, share, host):
+        self.tell(WorkerStarted(self.pick(share), 1, host))
+
+    @has_workers
+    @rule(share=shares, kind=st.sampled_from([WorkerVanished, WorkerUnplaceable]))
+    def a_machine_fails(self, share, kind):
+        name = self.pick(share)
+        if self.supervisor.phase is Phase.RUNNING and name not in self.leaving:
+            self.host_failures += 1
+        self.running.discard(name)
+        self.tell(kind(name, "reason"))
+
+    @has_workers
+    @rule(share=shares, seconds=st.floats(0, 60))
+    def a_machine_is_taken_away(self, share, seconds):
+        self.asked_for += 1  # the worker that leaves is replaced elsewhere
+        self.tell(HostNotice(self.pick(share), seconds))
+
+    @has_workers
     @rule(share=shares, kind=st.sampled_from([WorkerJoined, WorkerLost, WorkerReleased]))
     def the_coordinator_speaks_of_a_worker(self, share, kind):
         name = self.pick(share)
@@ -134,7 +159,9 @@ class Launched(RuleBasedStateMachine):
         if self.supervisor.target < before:
             self.shrunk_at = self.now
         if self.supervisor.target != before:  # a new wish also renews what was given up before
-            self.asked_for += max(0, self.supervisor.target - before) + self.failures
+            self.asked_for += (
+                max(0, self.supervisor.target - before) + self.failures + self.host_failures
+            )
 
     @has_workers
     @rule(share=shares)
@@ -194,7 +221,9 @@ class Launched(RuleBasedStateMachine):
         staying = [name for name in self.running if name not in self.leaving]
         if self.supervisor.phase is Phase.RUNNING and self.shrunk_at is None:
             assert len(staying) <= self.supervisor.target + self.policy.standbys
-        assert len(self.names) <= self.asked_for + min(self.failures, self.policy.max_restarts)
+        paid = min(self.failures, self.policy.max_restarts)
+        paid += min(self.host_failures, self.policy.max_host_failures)
+        assert len(self.names) <= self.asked_for + paid
 
     def teardown(self):
         if not hasattr(self, "supervisor"):

@@ -80,6 +80,9 @@ def run(
         typer.Option(help="The run's folder; name that of an interrupted run to continue it."),
     ] = None,
     max_restarts: Annotated[int, typer.Option(help="How many failed workers are replaced…")] = 10,
+    max_host_failures: Annotated[
+        int, typer.Option(help="How many workers are replaced that found no place or vanished…")
+    ] = 20,
     restart_window: Annotated[float, typer.Option(help="…within this many seconds.")] = 3600.0,
     hang_timeout: Annotated[
         float, typer.Option(help="Seconds without progress that count as a hang; 0: never.")
@@ -166,6 +169,7 @@ def run(
             max_workers=max_workers,
             standbys=standbys,
             max_restarts=max_restarts,
+            max_host_failures=max_host_failures,
             restart_window=restart_window,
             hang_timeout=hang_timeout or None,
             join_timeout=join_timeout or None,

@@ -1,8 +1,10 @@
-"""Launching: a coordinator and its workers as child processes of this machine, supervised to the end.
+"""Launching: a coordinator and its workers, supervised to the end.
 
 The package separates decisions from processes. `supervisor/` is a pure state machine: an event and the
 time go in, instructions come out. `launcher` is the loop around it, which owns the processes, threads
 and the clock.
+
+`crew/` starts the workers: `local_crew` as child processes, other crews on the machines of an engine.
 
 The walk of one worker's death: `processes/children` sees the exit of the process and `launcher` makes it
 a `WorkerExited` event (`supervisor/events`). `display/run_view` takes it in, and a display of

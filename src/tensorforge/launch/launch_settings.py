@@ -67,10 +67,11 @@ class LaunchSettings:
                 rule = f"must be the same in config and policy ({supervisor})"
                 raise ConfigurationError(name, cluster, rule)
 
-    def worker_command(self, python: str) -> list[str]:
-        """The command line of a worker's process."""
-        script = self.script if self.as_module else str(Path(self.script).absolute())
-        return bootstrap_command(python, script, self.arguments, as_module=self.as_module)
+    def worker_words(self) -> tuple[str, ...]:
+        """The arguments of a worker's bootstrap."""
+        if self.as_module:
+            return ("-m", self.script, *self.arguments)
+        return (str(Path(self.script).absolute()), *self.arguments)
 
     def preloads(self) -> tuple[str, ...]:
         """The modules that a spare imports; if there are none, no spare is started."""
@@ -81,12 +82,9 @@ class LaunchSettings:
         except (OSError, UnicodeDecodeError):
             return ()
 
-    def worker_environment(
-        self, worker: str, coordinator: str, token: str | None
-    ) -> dict[str, str]:
-        """The environment of a worker's process."""
+    def worker_variables(self, worker: str, coordinator: str, token: str | None) -> dict[str, str]:
+        """The variables that a worker's process has in addition to those of its machine."""
         return {
-            **os.environ,
             "PYTHONUNBUFFERED": "1",
             **self.environment,
             **worker_environment(worker, coordinator, self.run_dir, token),

@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,21 @@ from tensorforge.cluster.committed_step import CommittedStep
 from tensorforge.cluster.ended_runs import EXIT_COMPLETE, EXIT_UNFINISHED
 from tensorforge.elastic.protocol.access import ROLES, is_loopback
 from tensorforge.elastic.protocol.token_files import load_or_issue
+from tensorforge.encoding import Json
 from tensorforge.environment import PRELOAD, for_child
 from tensorforge.errors import NotFoundError
 from tensorforge.launch.coordinator_link import CoordinatorLink
+from tensorforge.launch.crew.crew import (
+    Crew,
+    CrewEvent,
+    Logged,
+    Notice,
+    Order,
+    Placed,
+    Unplaceable,
+    Vanished,
+)
+from tensorforge.launch.crew.local_crew import LocalCrew
 from tensorforge.launch.device_slots import DeviceSlots
 from tensorforge.launch.display.displays import Display, FailsafeDisplay
 from tensorforge.launch.display.run_view import RunView
@@ -33,14 +45,7 @@ from tensorforge.launch.launch_settings import (
 )
 from tensorforge.launch.observations import Observer
 from tensorforge.launch.processes.bootstrap import STACKS_SIGNAL, STOP_SIGNAL
-from tensorforge.launch.processes.children import (
-    ChildEvent,
-    Children,
-    Exited,
-    Printed,
-    Reported,
-    StackLine,
-)
+from tensorforge.launch.processes.children import Exited, Printed, Reported, StackLine
 from tensorforge.launch.processes.coordinator_process import CoordinatorSettings
 from tensorforge.launch.processes.log_files import LogFiles
 from tensorforge.launch.run_directory import (
@@ -56,6 +61,7 @@ from tensorforge.launch.supervisor.events import (
     CoordinatorExited,
     CoordinatorStarted,
     Event,
+    HostNotice,
     SpareReady,
     StacksDumped,
     StopRequested,
@@ -64,9 +70,12 @@ from tensorforge.launch.supervisor.events import (
     TrainingResumed,
     WorkerExited,
     WorkerStarted,
+    WorkerUnplaceable,
+    WorkerVanished,
 )
 from tensorforge.launch.supervisor.exit_codes import UserFailure, describe_exit
 from tensorforge.launch.supervisor.instructions import (
+    Abandon,
     DumpStacks,
     End,
     Instruction,
@@ -102,7 +111,8 @@ class Launcher:
 
     In the main thread, the launcher handles SIGINT, SIGTERM and SIGHUP (unless that is ignored, as under
     `nohup`): the first signal stops the run gracefully, the second one at once. If the reader of the output
-    closes its pipe, the run is stopped gracefully as well.
+    closes its pipe, the run is stopped gracefully as well. `crew` makes the crew that starts the workers; by
+    default they are child processes of the launcher.
     """
 
     def __init__(
@@ -110,11 +120,13 @@ class Launcher:
         settings: LaunchSettings,
         display: Display,
         *,
+        crew: Callable[[], Crew] | None = None,
         python: str = sys.executable,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
         self._display = FailsafeDisplay(display)
+        self._make_crew = crew or (lambda: LocalCrew(python))
         self._python = python
         self._clock = clock
         self._supervisor = Supervisor(settings.policy)
@@ -131,7 +143,8 @@ class Launcher:
         self._stacks_requested: set[str] = set()
         self._signals: deque[int] = deque()
         self._reader_is_gone = False
-        self._children: Children
+        self._crew: Crew
+        self._pids: dict[str, int] = {}
         self._record = RunRecord(
             script=settings.script, launcher=ProcessIdentity.current(), workers={}
         )
@@ -150,7 +163,8 @@ class Launcher:
         with RunLock(folder), contextlib.ExitStack() as stack:
             make_folder(folder / LOGS_FOLDER)
             self._prepare_token()
-            self._children = stack.enter_context(Children())
+            self._crew = self._make_crew()
+            stack.callback(self._crew.close)
             stack.callback(self._logs.close_all)
             stack.enter_context(self._handling_signals())
             stack.callback(self._close_link)
@@ -168,8 +182,9 @@ class Launcher:
         self._handle(TargetChanged(self._settings.policy.workers))
         self._execute(self._supervisor.begin())
         while self._outcome is None:
-            for child_event in self._children.poll(self._poll_timeout()):
-                self._handle_child(child_event)
+            for crew_event in self._crew.poll(self._poll_timeout()):
+                self._handle_output(crew_event)
+                self._handle_place(crew_event)
             if self._display.is_pipe_broken and not self._reader_is_gone:
                 self._reader_is_gone = True
                 self._signals.append(signal.SIGPIPE)
@@ -183,7 +198,10 @@ class Launcher:
             self._display.refresh(self._view, self._clock())
 
     def _read_logs(self) -> None:
-        for event in self._log_events.events(self._tail.read()):
+        self._handle_logged(self._tail.read())
+
+    def _handle_logged(self, lines: Iterable[Mapping[str, Json]]) -> None:
+        for event in self._log_events.events(lines):
             self._logged_at = self._clock()
             if isinstance(event, CommittedStep):
                 self._committed(event)
@@ -204,8 +222,41 @@ class Launcher:
         self._display.event(event, self._view, now)
         self._execute(self._supervisor.handle(event, now))
 
-    def _handle_child(self, event: ChildEvent) -> None:
+    def _handle_place(self, event: CrewEvent) -> None:
         match event:
+            case Placed():
+                self._placed(event)
+            case Notice(worker, seconds, reason):
+                self._handle(HostNotice(worker, seconds, reason))
+            case Vanished(worker, reason):
+                self._forget(worker)
+                if not self._spares.exited(worker):
+                    self._handle(WorkerVanished(worker, reason))
+            case Unplaceable(worker, reason):
+                self._forget(worker)
+                if not self._spares.exited(worker):
+                    self._handle(WorkerUnplaceable(worker, reason))
+
+    def _placed(self, event: Placed) -> None:
+        self._pids[event.worker] = event.pid
+        if not event.host:  # the record is for processes of this machine
+            identity = ProcessIdentity.of(event.pid)
+            self._update_record(workers={**self._record.workers, event.worker: identity})
+        self._handle(WorkerStarted(event.worker, event.pid, event.host, event.devices))
+
+    def _forget(self, worker: str) -> int:
+        """Close the log of a worker that is gone, drop its record and its devices; return its last pid, or 0."""
+        self._logs.close(worker)
+        self._devices.release(worker)
+        if worker in self._record.workers:
+            others = {n: r for n, r in self._record.workers.items() if n != worker}
+            self._update_record(workers=others)
+        return self._pids.pop(worker, 0)
+
+    def _handle_output(self, event: CrewEvent) -> None:
+        match event:
+            case Logged(_, line):
+                self._handle_logged([line])
             case Printed(child, line):
                 self._logs.write(child, f"{line}\n")
                 if child == COORDINATOR and line.startswith(_ERROR):
@@ -238,14 +289,14 @@ class Launcher:
 
     def _coordinator_serves(self, address: str) -> None:
         self._address = address
-        pid = self._children.pid(COORDINATOR)
+        pid = self._pids[COORDINATOR]
         self._update_record(coordinator_address=address, coordinator=ProcessIdentity.of(pid))
         if self._link is None:
-            self._link = CoordinatorLink(address, self._token, self._children.wake)
+            self._link = CoordinatorLink(address, self._token, self._crew.wake)
         self._handle(CoordinatorStarted(address, pid))
 
     def _exited(self, child: str, code: int) -> None:
-        self._logs.close(child)
+        pid = self._forget(child)
         if self._spares.exited(child):
             return
         if child == COORDINATOR:
@@ -253,11 +304,8 @@ class Launcher:
             reason, self._coordinator_error = self._coordinator_error, ""
             self._handle(CoordinatorExited(code, reason))
             return
-        self._devices.release(child)
-        record = self._record.workers[child]
-        self._update_record(workers={n: r for n, r in self._record.workers.items() if n != child})
         if code not in (EXIT_COMPLETE, EXIT_UNFINISHED) and self._link is not None:
-            self._link.report_exit(child, f"its process {describe_exit(code)}", record.pid)
+            self._link.report_exit(child, f"its process {describe_exit(code)}", pid)
         self._read_logs()
         self._read_views()
         self._handle(WorkerExited(child, code, self._failures.pop(child, None)))
@@ -307,32 +355,36 @@ class Launcher:
         match instruction:
             case StartCoordinator():
                 self._start_coordinator()
-            case StartWorker(worker):
-                self._start_worker(worker)
             case SetTarget(workers):
                 self._view.target = workers
                 if self._link is not None:
                     self._observer.asked(workers)
                     self._request_target(self._link)
-            case Retire(worker):
-                self._children.signal(worker, signal.SIGTERM)
-                self._children.signal(
-                    worker, signal.SIGCONT
-                )  # a stopped process handles no SIGTERM
-            case StopTraining(worker):
-                self._children.signal(worker, STOP_SIGNAL)
-            case Kill(worker):
-                self._children.kill(worker)
-            case DumpStacks(worker):
-                self._stacks[worker] = (self._clock(), [])
-                self._stacks_requested.add(worker)
-                self._children.signal(worker, STACKS_SIGNAL)
             case Say():
                 self._display.say(instruction)
             case StopCoordinator():
-                self._children.signal(COORDINATOR, signal.SIGTERM)
+                self._crew.signal(COORDINATOR, signal.SIGTERM)
             case End(outcome):
                 self._outcome = outcome
+            case _:
+                self._do_to_worker(instruction)
+
+    def _do_to_worker(self, instruction: Instruction) -> None:
+        match instruction:
+            case StartWorker(worker, avoid):
+                self._start_worker(worker, avoid)
+            case Abandon(worker):
+                self._crew.abandon(worker)
+            case Retire(worker):
+                self._crew.signal(worker, signal.SIGTERM)
+            case StopTraining(worker):
+                self._crew.signal(worker, STOP_SIGNAL)
+            case Kill(worker):
+                self._crew.kill(worker)
+            case DumpStacks(worker):
+                self._stacks[worker] = (self._clock(), [])
+                self._stacks_requested.add(worker)
+                self._crew.signal(worker, STACKS_SIGNAL)
 
     def _start_coordinator(self) -> None:
         host, port = self._settings.host, self._settings.port
@@ -350,39 +402,44 @@ class Launcher:
         command = [self._python, "-m", "tensorforge.launch.processes.coordinator_process"]
         # The launcher shows the coordinator's errors; without this, gRPC prints its own first.
         environment = {"GRPC_VERBOSITY": "NONE", **os.environ, **settings.to_environment()}
-        self._start(COORDINATOR, command, environment)
+        self._logs.open(COORDINATOR)
+        self._pids[COORDINATOR] = self._crew.start_here(COORDINATOR, command, environment)
 
-    def _start_worker(self, worker: str) -> None:
+    def _start_worker(self, worker: str, avoid: frozenset[str]) -> None:
         if self._address is None:
             raise RuntimeError(
                 "a worker cannot be started before the coordinator's address is known"
             )
-        is_spare = self._spares.take(worker)
-        start = self._children.activate if is_spare else self._start_process
-        pid = start(worker)
-        self._update_record(workers={**self._record.workers, worker: ProcessIdentity.of(pid)})
-        self._handle(WorkerStarted(worker, pid))
+        if self._spares.take(worker):
+            self._crew.its_turn(worker, {})
+        else:
+            self._order(worker, avoid=avoid)
 
     def _start_spares(self) -> None:
         """Start the spares for the next workers, once all workers have joined."""
         if self._address is None or self._outcome is not None or not self._supervisor.is_settled:
             return
         for name in self._spares.to_start(self._supervisor.next_names(self._settings.spares)):
-            self._start_process(name, self._spares.modules)
+            self._order(name, self._spares.modules)
 
-    def _start_process(self, worker: str, preload: tuple[str, ...] | None = None) -> int:
-        environment = self._settings.worker_environment(worker, self._address or "", self._token)
-        environment |= self._devices.take(worker)
+    def _order(
+        self,
+        worker: str,
+        preload: tuple[str, ...] | None = None,
+        avoid: frozenset[str] = frozenset(),
+    ) -> None:
+        variables = self._settings.worker_variables(worker, self._address or "", self._token)
+        variables |= self._devices.take(worker)
         if preload is not None:
-            environment |= for_child({PRELOAD: preload})
-        command = self._settings.worker_command(self._python)
-        return self._start(worker, command, environment, spare=preload is not None)
-
-    def _start(
-        self, name: str, command: list[str], environment: dict[str, str], *, spare: bool = False
-    ) -> int:
-        self._logs.open(name)
-        return self._children.start(name, command, environment, Path.cwd(), spare=spare)
+            variables |= for_child({PRELOAD: preload})
+        self._logs.open(worker)
+        order = Order(
+            words=self._settings.worker_words(),
+            variables=variables,
+            spare=preload is not None,
+            avoid=avoid,
+        )
+        self._crew.start(worker, order)
 
     def _update_record(self, **changed: Any) -> None:
         self._record = replace(self._record, **changed)
@@ -418,7 +475,7 @@ class Launcher:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # `nohup` ignores it
             numbers.append(signal.SIGHUP)
         before = {n: signal.signal(n, lambda n, _: self._signals.append(n)) for n in numbers}
-        wakeup = signal.set_wakeup_fd(self._children.wake_fd, warn_on_full_buffer=False)
+        wakeup = signal.set_wakeup_fd(self._crew.wake_fd, warn_on_full_buffer=False)
         try:
             yield
         finally:
@@ -427,10 +484,10 @@ class Launcher:
                 signal.signal(number, handler)
 
     def _end_coordinator(self) -> None:
-        """Wait for the coordinator to release its lease; `Children.close` kills it if it takes too long."""
+        """Wait for the coordinator to release its lease; `Crew.close` kills it if it takes too long."""
         limit = self._clock() + COORDINATOR_STOP_SECONDS
-        while COORDINATOR in self._children.names and self._clock() < limit:
-            for event in self._children.poll(LONGEST_WAIT):
+        while COORDINATOR in self._crew.names and self._clock() < limit:
+            for event in self._crew.poll(LONGEST_WAIT):
                 if isinstance(event, Exited):
                     self._logs.close(event.child)
 

@@ -26,12 +26,12 @@ def test_a_worker_finds_its_run_in_its_environment(tmp_path):
     settings = LaunchSettings(
         script=__file__, arguments=("-x",), run_dir=tmp_path, environment={"A": "b"}
     )
-    found = settings.worker_environment("worker-1", "127.0.0.1:5", "tf_x")
+    found = settings.worker_variables("worker-1", "127.0.0.1:5", "tf_x")
     assert found["A"] == "b"
     assert found["TENSORFORGE_WORKER_ID"] == "worker-1"
     assert found["TENSORFORGE_COORDINATOR"] == "127.0.0.1:5"
     assert found["TENSORFORGE_TOKEN"] == "tf_x"
     assert "TENSORFORGE_CONFIG" not in found, "the coordinator sends it"
-    assert settings.worker_command("python")[-2:] == [str(Path(__file__)), "-x"]
+    assert settings.worker_words() == (str(Path(__file__)), "-x")
     by_module = LaunchSettings(script="job", as_module=True, run_dir=tmp_path)
-    assert by_module.worker_command("python")[-2:] == ["-m", "job"]
+    assert by_module.worker_words() == ("-m", "job")

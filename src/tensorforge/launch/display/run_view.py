@@ -23,6 +23,8 @@ from tensorforge.launch.supervisor.events import (
     WorkerLost,
     WorkerReleased,
     WorkerStarted,
+    WorkerUnplaceable,
+    WorkerVanished,
 )
 from tensorforge.launch.supervisor.exit_codes import describe_exit
 
@@ -119,6 +121,10 @@ class RunView:
                 self._state(worker, "leaving", now)
             case WorkerExited():
                 self._exited(event, now)
+            case WorkerVanished(worker):
+                self._gone(worker, "vanished", now)
+            case WorkerUnplaceable(worker):
+                self._gone(worker, "found no place", now)
 
     def samples_per_second(self, now: float) -> float | None:
         """The rate over the last seconds; `None` with fewer than two steps in them."""
@@ -137,7 +143,10 @@ class RunView:
             what = f"raised {event.failure.kind}"
         else:
             what = "ended" if event.code == 0 else describe_exit(event.code)
-        self._state(event.worker, what, now, gone=True)
+        self._gone(event.worker, what, now)
+
+    def _gone(self, worker: str, what: str, now: float) -> None:
+        self._state(worker, what, now, gone=True)
         gone = [row.name for row in self.workers.values() if row.gone]
         for name in gone[: max(0, len(gone) - GONE_KEPT)]:
             del self.workers[name]

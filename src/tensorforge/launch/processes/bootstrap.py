@@ -108,10 +108,11 @@ def wait_for_activation(reporter: Reporter) -> None:
         with contextlib.suppress(Exception), warnings.catch_warnings():
             importlib.import_module(module)
     reporter.report("warm")
-    activated = os.read(descriptor, 1)
-    os.close(descriptor)
-    if not activated:
+    with os.fdopen(descriptor, encoding="utf-8") as activation:
+        line = activation.readline()
+    if not line:
         os._exit(0)
+    os.environ.update(json.loads(line))
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -169,12 +169,12 @@ class Children:
         self._selector.register(child.exit, selectors.EVENT_READ, child)
         return process.pid
 
-    def activate(self, name: str) -> int:
-        """Activate a waiting spare process as this worker; return its pid."""
+    def activate(self, name: str, variables: Mapping[str, str] | None = None) -> int:
+        """Activate a waiting spare process as this worker, with these variables added; return its pid."""
         child = self._find(name)
         if child.activation is not None:
             with contextlib.suppress(BrokenPipeError):  # it has just exited; that event follows
-                os.write(child.activation, b"\n")
+                os.write(child.activation, f"{json.dumps(dict(variables or {}))}\n".encode())
             os.close(child.activation)
             child.activation = None
         return child.process.pid

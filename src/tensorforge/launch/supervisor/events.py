@@ -16,6 +16,34 @@ class WorkerStarted:
 
     worker: str
     pid: int
+    host: str = ""
+    """The machine, in the words of the engine that placed the worker; empty for the launcher's own."""
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUnplaceable:
+    """The worker's process could not be started on any machine."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerVanished:
+    """The worker's machine cannot be reached. The process may still run: this is no proof of an exit."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class HostNotice:
+    """The machine on which the worker runs will be taken away in `seconds`."""
+
+    worker: str
+    seconds: float
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +195,9 @@ class Tick:
 
 Event: TypeAlias = (
     WorkerStarted
+    | WorkerUnplaceable
+    | WorkerVanished
+    | HostNotice
     | SpareReady
     | WorkerJoined
     | WorkerLost

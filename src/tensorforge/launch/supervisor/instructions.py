@@ -29,7 +29,18 @@ class StopCoordinator:
 
 @dataclass(frozen=True, slots=True)
 class StartWorker:
-    """Start a worker's process; the coordinator decides whether it is a member or a standby."""
+    """Start a worker's process; the coordinator decides whether it is a member or a standby.
+
+    `avoid`: the machines that will be taken away; the worker must not start there.
+    """
+
+    worker: str
+    avoid: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Abandon:
+    """Forget a worker that vanished. Its process may still run; the coordinator fences it off."""
 
     worker: str
 
@@ -101,6 +112,7 @@ Instruction: TypeAlias = (
     StartCoordinator
     | StopCoordinator
     | StartWorker
+    | Abandon
     | SetTarget
     | Retire
     | StopTraining

@@ -34,6 +34,8 @@ class Staffing:
         self.target = policy.workers
         self.workers: dict[str, TrackedWorker] = {}
         self.budget = RestartBudget(policy.max_restarts, policy.restart_window)
+        self.host_budget = RestartBudget(policy.max_host_failures, policy.restart_window)
+        self._ending_hosts: set[str] = set()
         self._policy = policy
         self._exit_reasons = exit_reasons
         self._count = 0
@@ -131,10 +133,34 @@ class Staffing:
         text += f"; {counted(self.target, 'worker')} wanted now"
         return [*self._request_target(), Say(text, Level.INFO, name)]
 
+    def worker_placed(self, name: str, host: str, now: float) -> None:
+        """The worker's process runs on this machine."""
+        if name in self.workers:
+            self.workers[name].mark_placed(host, now)
+
+    def host_ends(self, name: str, seconds: float, reason: str, now: float) -> list[Instruction]:
+        """The worker's machine is taken away in `seconds`: the worker leaves, none is started there."""
+        worker = self.workers.get(name)
+        if worker is None:
+            return []
+        if worker.host:
+            self._ending_hosts.add(worker.host)
+        done = worker.retire_before(now + seconds, now)
+        why = f" ({reason})" if reason else ""
+        text = f"{name} leaves: its machine is taken away in {seconds:.0f} s{why}"
+        return [Say(text, Level.WARNING, name), *done] if done else []
+
     def worker_failed(self, now: float) -> bool:
         """A worker failed; plan its replacement, or return False if the restart budget is spent."""
+        return self._plan_replacement(self.budget, now)
+
+    def host_failed(self, now: float) -> bool:
+        """A worker found no place or vanished; as `worker_failed`, with the budget for machines."""
+        return self._plan_replacement(self.host_budget, now)
+
+    def _plan_replacement(self, budget: RestartBudget, now: float) -> bool:
         self._failures_in_a_row += 1
-        is_replaced = self.budget.spend(now)
+        is_replaced = budget.spend(now)
         if is_replaced:
             self._restarts_at.append(now + backoff(self._failures_in_a_row))
         else:
@@ -161,7 +187,7 @@ class Staffing:
         missing = -self._surplus()
         del self._restarts_at[max(0, missing) :]
         self._restarts_at = [at for at in self._restarts_at if at > now]
-        done = [self._start(now) for _ in range(missing - len(self._restarts_at))]
+        done = [self._start() for _ in range(missing - len(self._restarts_at))]
         if missing >= 0:
             self._retire_surplus_at = None
         elif self._retire_surplus_at is not None and now >= self._retire_surplus_at:
@@ -170,12 +196,12 @@ class Staffing:
                 done += worker.retire(now)
         return done
 
-    def _start(self, now: float) -> Instruction:
+    def _start(self) -> Instruction:
         (name,) = self.next_names(1)
         self._count += 1
         self._names.add(name)
-        self.workers[name] = TrackedWorker(name, self._policy, now)
-        return StartWorker(name)
+        self.workers[name] = TrackedWorker(name, self._policy)
+        return StartWorker(name, frozenset(self._ending_hosts))
 
     def _remote_left(self, name: str, *, surplus: bool = False) -> list[Instruction]:
         if name not in self._remote:

@@ -15,8 +15,10 @@ class SupervisionPolicy:
     `workers`: the first target; `tensorforge scale` changes it between `min_workers` and `max_workers`.
     `standbys`: how many more workers are connected, to take the place of one that fails.
     `max_restarts` within `restart_window` seconds: how many failed workers are replaced.
+    `max_host_failures` within the same time: how many workers are replaced that could not be placed or that
+    vanished with their machine. These spend no restarts, because the script did nothing wrong.
     `hang_timeout`: seconds without progress after which hung workers are searched for; `None`: never.
-    `join_timeout`: seconds within which a started worker must join; `None`: no limit.
+    `join_timeout`: seconds within which a worker must join once its process runs; `None`: no limit.
     `stop_timeout`: seconds after which workers that have not exited after a graceful stop are killed.
     `lost_timeout`: seconds within which a worker that the coordinator declared lost must rejoin.
     """
@@ -26,6 +28,7 @@ class SupervisionPolicy:
     max_workers: int | None = None
     standbys: int = 0
     max_restarts: int = 10
+    max_host_failures: int = 20
     restart_window: float = 3600.0
     hang_timeout: float | None = 300.0
     join_timeout: float | None = 300.0
@@ -39,6 +42,7 @@ class SupervisionPolicy:
             self._at_least("max_workers", self.workers, " (workers)")
         self._at_least("standbys", 0)
         self._at_least("max_restarts", 0)
+        self._at_least("max_host_failures", 0)
         for name in (
             "restart_window",
             "hang_timeout",

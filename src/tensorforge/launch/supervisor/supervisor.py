@@ -16,6 +16,7 @@ from tensorforge.launch.supervisor.events import (
     CoordinatorStarted,
     Event,
     GenerationFormed,
+    HostNotice,
     StacksDumped,
     StopRequested,
     TargetChanged,
@@ -28,12 +29,16 @@ from tensorforge.launch.supervisor.events import (
     WorkerJoined,
     WorkerLost,
     WorkerReleased,
+    WorkerStarted,
+    WorkerUnplaceable,
+    WorkerVanished,
 )
 from tensorforge.launch.supervisor.exit_codes import UserFailure, describe_exit
 from tensorforge.launch.supervisor.exit_reasons import UNASKED, ExitReasons
 from tensorforge.launch.supervisor.failures import FailureLog
 from tensorforge.launch.supervisor.hangs import HangDetector
 from tensorforge.launch.supervisor.instructions import (
+    Abandon,
     DumpStacks,
     Instruction,
     Level,
@@ -42,6 +47,7 @@ from tensorforge.launch.supervisor.instructions import (
     SetTarget,
     StartCoordinator,
 )
+from tensorforge.launch.supervisor.restart_budget import RestartBudget
 from tensorforge.launch.supervisor.shutdown import Phase, Shutdown
 from tensorforge.launch.supervisor.stacks import script_stack
 from tensorforge.launch.supervisor.staffing import Staffing
@@ -96,6 +102,7 @@ class Supervisor:
         self._out = []
         if self.phase is Phase.ENDED:
             return []
+        self._handle_host(event, now)
         self._handle_worker(event, now)
         self._handle_run(event, now)
         self._check_deadlines(now)
@@ -117,6 +124,18 @@ class Supervisor:
         hang = self._hangs.deadline()
         if hang is not None and self.phase is Phase.RUNNING:
             yield hang
+
+    def _handle_host(self, event: Event, now: float) -> None:
+        match event:
+            case WorkerStarted(worker, host=host):
+                self._staffing.worker_placed(worker, host, now)
+            case WorkerUnplaceable(worker, reason):
+                self._host_failed(worker, f"found no place ({reason})", now)
+            case WorkerVanished(worker, reason):
+                self._out.append(Abandon(worker))
+                self._host_failed(worker, f"vanished ({reason})", now)
+            case HostNotice(worker, seconds, reason):
+                self._out += self._staffing.host_ends(worker, seconds, reason, now)
 
     def _handle_worker(self, event: Event, now: float) -> None:
         match event:
@@ -239,8 +258,33 @@ class Supervisor:
             outcome = Outcome(1, text + (", again" if recurs else ""), name, failure)
             self._out += self._shutdown.stop(outcome, now, graceful=self._ever_joined)
             return
-        budget = self._staffing.budget
-        if self._staffing.worker_failed(now):
+        is_replaced = self._staffing.worker_failed(now)
+        self._show_failure(text, self._staffing.budget, is_replaced, now, name, failure)
+
+    def _host_failed(self, name: str, what: str, now: float) -> None:
+        """The worker ended without a fault of the script: it vanished, or it was never started."""
+        worker = self._staffing.workers.pop(name, None)
+        if worker is None:
+            return
+        text = f"{name} {what}"
+        if self.phase is not Phase.RUNNING or worker.leaving:
+            self._say(text, Level.INFO, name)
+            return
+        self._failures.add_death(text)
+        is_replaced = self._staffing.host_failed(now)
+        self._show_failure(text, self._staffing.host_budget, is_replaced, now, name)
+
+    def _show_failure(
+        self,
+        text: str,
+        budget: RestartBudget,
+        is_replaced: bool,
+        now: float,
+        name: str,
+        failure: UserFailure | None = None,
+    ) -> None:
+        """Say that the worker is replaced; if it is not, go on with the others or end the run."""
+        if is_replaced:
             left = f"{budget.left(now)} of {budget.limit} restarts left"
             detail = self._failures.traceback_once(failure)
             self._say(f"{text}; it is replaced ({left})", Level.WARNING, name, detail)

@@ -20,8 +20,9 @@ from tensorforge.launch.supervisor.supervision_policy import SupervisionPolicy
 
 @dataclass(slots=True)
 class TrackedWorker:
-    """A worker's process from its start to its exit.
+    """A worker's process from the request to start it to its exit.
 
+    `placed_at`: when its process was started; `None` while the worker waits for a place. `host`: where.
     `joined`: the coordinator has listed the worker at least once. `leaving`: its exit is expected and not a
     failure. `failure_cause`: why the worker was, or will be, killed as failed. Methods return the
     instructions to carry out now.
@@ -29,7 +30,8 @@ class TrackedWorker:
 
     name: str
     policy: SupervisionPolicy
-    started_at: float
+    placed_at: float | None = None
+    host: str = ""
     joined: bool = False
     leaving: bool = False
     failure_cause: str | None = None
@@ -50,6 +52,10 @@ class TrackedWorker:
         """Whether the launcher killed this worker."""
         return self._is_killed
 
+    def mark_placed(self, host: str, now: float) -> None:
+        """The worker's process runs on this machine; its time to join begins."""
+        self.placed_at, self.host = now, host
+
     def mark_joined(self) -> None:
         """The coordinator lists the worker, for the first time or again."""
         self.joined, self._lost = True, None
@@ -66,6 +72,13 @@ class TrackedWorker:
         self.leaving = True
         self._kill_at = now + self.policy.stop_timeout
         return [Retire(self.name)] if tell else []
+
+    def retire_before(self, deadline: float, now: float) -> list[Instruction]:
+        """Make the worker leave before its machine is taken away at `deadline`."""
+        done = self.retire(now)
+        if done and self._kill_at is not None:
+            self._kill_at = max(now, min(self._kill_at, deadline))
+        return done
 
     def stop(self, now: float) -> list[Instruction]:
         """Stop training with the other workers; a worker that is no member is asked to leave instead."""
@@ -111,12 +124,15 @@ class TrackedWorker:
             yield self._kill_at
         elif self._lost is not None:
             yield self._lost[0] + self.policy.lost_timeout
-        elif self._must_join and self.policy.join_timeout is not None:
-            yield self.started_at + self.policy.join_timeout
+        elif (limit := self._join_limit) is not None:
+            yield limit
 
     @property
-    def _must_join(self) -> bool:
-        return not (self.joined or self.leaving or self._is_killed)
+    def _join_limit(self) -> float | None:
+        if self.joined or self.leaving or self._is_killed or self.placed_at is None:
+            return None
+        timeout = self.policy.join_timeout
+        return None if timeout is None else self.placed_at + timeout
 
     def due(self, now: float) -> list[Instruction]:
         """The instructions whose time has come."""
@@ -134,9 +150,9 @@ class TrackedWorker:
                 if late
                 else []
             )
-        timeout = self.policy.join_timeout
-        if self._must_join and timeout is not None and now >= self.started_at + timeout:
-            self.failure_cause = f"did not join within {timeout:g} s"
+        limit = self._join_limit
+        if limit is not None and now >= limit:
+            self.failure_cause = f"did not join within {self.policy.join_timeout:g} s"
             self._kill_at = now + DUMP_TIMEOUT
             return [DumpStacks(self.name)]
         return done

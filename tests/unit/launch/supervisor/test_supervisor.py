@@ -20,6 +20,7 @@ from tensorforge.launch.supervisor.events import (
     WorkerJoined,
     WorkerLost,
     WorkerReleased,
+    WorkerStarted,
 )
 from tensorforge.launch.supervisor.exit_codes import UserFailure
 from tensorforge.launch.supervisor.exit_reasons import EXPLANATION_TIMEOUT, NOBODY_JOINED_TIMEOUT
@@ -566,7 +567,7 @@ def test_progress_while_the_stacks_are_collected_acquits_everyone():
 
 def test_a_worker_that_never_joins_hangs_too():
     driver = Driver(workers=1, join_timeout=60.0)
-    driver.tell(CoordinatorStarted("a", 1))
+    driver.tell(CoordinatorStarted("a", 1), WorkerStarted("worker-0", 7))
     assert driver.supervisor.deadline() == 60.0
     assert driver.wait(60.0) == [DumpStacks("worker-0")]
     assert driver.tell(StacksDumped("worker-0", AT_WORK)) == [Kill("worker-0")]
