@@ -245,7 +245,7 @@ class Launcher:
         self._handle(WorkerStarted(event.worker, event.pid, event.host, event.devices))
 
     def _forget(self, worker: str) -> int:
-        """Close the log of a worker that is gone, drop its record and its devices; return its last pid, or 0."""
+        """Close the log of a worker that is gone, drop its record and devices; return its last pid, or 0."""
         self._logs.close(worker)
         self._devices.release(worker)
         if worker in self._record.workers:
