@@ -36,7 +36,7 @@ TokenFile = Annotated[
     Path | None,
     typer.Option(
         "--token-file",
-        help="A file with a token; by default the variable TENSORFORGE_TOKEN, or the run's own file.",
+        help=f"A file with a token; by default the variable {environment.TOKEN.name}, or the run's own file.",
     ),
 ]
 Ca = Annotated[
