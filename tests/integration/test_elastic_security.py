@@ -146,7 +146,7 @@ def test_a_message_before_hello_is_refused():
     beat = messages.Heartbeat(incarnation="i", generation=0, sequence=1)
     with ElasticCoordinator(CONFIG) as coordinator:
         answers = exchange(coordinator.address, messages.to_bytes(beat))
-        assert answers[0].code == messages.REFUSED_FENCED
+        assert answers[0].code == messages.REFUSED_INVALID
 
 
 def _issue(folder, name, issuer=None):

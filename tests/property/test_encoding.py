@@ -27,7 +27,8 @@ from tensorforge.security import TokenRecord
 
 names = st.text(min_size=1, max_size=12)
 times = st.datetimes(timezones=st.just(UTC))
-worker_ids = st.builds(WorkerId, names, names, st.integers(0, 65_535))
+plain_names = st.text("abcXYZ019-_.é中", min_size=1, max_size=12)
+worker_ids = st.builds(WorkerId, plain_names, plain_names, st.integers(0, 65_535))
 topologies = st.builds(
     ClusterTopology,
     workers=st.lists(worker_ids, unique_by=lambda w: w.id, max_size=5).map(tuple),

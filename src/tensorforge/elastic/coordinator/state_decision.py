@@ -27,8 +27,12 @@ def decide(reports: Sequence[MemberReport]) -> Verdict:
     ]
     if all(reports[rank].prepared_step == target + 1 for rank in voters):
         return Verdict(target_step=target + 1, roll_forward=ranges(voters), donors=ranges(voters))
-    if target < 0:
+    if target < 0 and newest == 0:
         return Verdict(target_step=-1, donors=((0, 1),), is_fresh=True)
+    if (
+        target < 0
+    ):  # a generation formed before and has one state, though it has committed nothing yet
+        return Verdict(target_step=-1, donors=ranges(voters))
     behind = [
         rank
         for rank, report in enumerate(reports)

@@ -15,7 +15,7 @@ class Limits:
 
     rate: float = 2_000.0
     burst: int = 4_000
-    body_bytes: int = 1_000_000
+    body_bytes: int = 2_000_000
     header_bytes: int = 16_000
     url_bytes: int = 8_000
 
