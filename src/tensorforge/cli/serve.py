@@ -36,7 +36,7 @@ def serve(
     ] = 2000.0,
     max_body: Annotated[
         int, typer.Option(help="The largest body of a request, in bytes.", min=1)
-    ] = 1_000_000,
+    ] = 2_000_000,
     allow_private_webhooks: Annotated[
         bool, typer.Option(help="Let webhooks reach loopback, link-local and private addresses.")
     ] = False,
