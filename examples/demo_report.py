@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tensorforge.cluster.ended_runs import EXIT_COMPLETE, EXIT_UNFINISHED
 from tensorforge.dashboard.charts import Mark, line_chart, steps_of
 from tensorforge.dashboard.page_renderer import PageRenderer, stylesheet
 from tensorforge.elastic.protocol.rescale_record import RescalePhase
@@ -102,7 +103,9 @@ def check(evidence: Evidence) -> list[Claim]:
 def _happened(evidence: Evidence, finals: dict[str, Line]) -> list[Claim]:
     """Claims that each disturbance happened and ended no other process."""
     exits, facts = evidence.exits, evidence.facts
-    killed = sorted(name for name, code in exits.items() if code != 0)
+    killed = sorted(
+        name for name, code in exits.items() if code not in (EXIT_COMPLETE, EXIT_UNFINISHED)
+    )
     left = sorted(name for name, final in finals.items() if final["outcome"] == "left")
     first, last = facts.get("coordinator killed at"), facts.get("coordinator back at")
     without = (
@@ -118,8 +121,8 @@ def _happened(evidence: Evidence, finals: dict[str, Line]) -> list[Claim]:
             f"exit codes: {', '.join(f'{n} {c}' for n, c in sorted(exits.items()))}",
         ),
         Claim(
-            "the worker that was asked to leave did so with exit code 0",
-            left == ["worker-0"] and exits.get("worker-0") == 0,
+            "the worker that was asked to leave did so with exit code 75, which says that training goes on",
+            left == ["worker-0"] and exits.get("worker-0") == EXIT_UNFINISHED,
         ),
         Claim(
             "the frozen worker came back and was brought up to date",

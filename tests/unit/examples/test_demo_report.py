@@ -51,7 +51,7 @@ def evidence(report):
                 "phases": {"decision": 1.0, "first commit": 2.5},
             }
         ],
-        exits={"worker-0": 0, "worker-1": -9, "worker-2": 0, "worker-3": 0},
+        exits={"worker-0": 75, "worker-1": -9, "worker-2": 0, "worker-3": 0},
         facts={
             "came back": "worker-2",
             "coordinator killed at": 12.5,
